@@ -1,0 +1,39 @@
+# Everything is set up inside this folder: `make demo`, `make test`. Nothing is rebuilt without need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+KERNELS := $(wildcard src/pipeplan/_core/*.cpp src/pipeplan/_core/*.hpp)
+
+.PHONY: demo test test-full lint bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/pipeplan demo
+
+test: $(VENV)/installed-test lint
+	$(BIN)/pytest -n 2 -m "not full"
+
+test-full: $(VENV)/installed-test lint
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The build tools live in the virtual environment, so that rebuilding a kernel needs no download.
+$(VENV)/tools: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pipeplan needs Python >= 3.11; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(VENV)/installed: $(VENV)/tools pyproject.toml CMakeLists.txt $(KERNELS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

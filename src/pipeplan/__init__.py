@@ -1,0 +1,1 @@
+"""Plans synchronous pipeline-parallel training."""

@@ -1,0 +1,173 @@
+// PRM: partition, replication and mapping of a chain of layers over ordered devices.
+//
+// Luo et al. 2022, arXiv:2204.10562, section IV. W(l, x, r, i) is the least bottleneck if the
+// first l layers form x stages on the first i devices, the last stage on the last r of these:
+//
+//   W(l, x, r, i) = min over l', r' of max( W(l', x-1, r', i-r), channel(l', r', r), stage(l', l, r) )
+//
+// Differs: the minimum is taken in two steps, first over r' for each cut l' (`best_before`), then
+// over l', which turns L^2 V^3 into L V^3 + L^2 V^2 for a stage count. The stage term grows as
+// l' falls, so the second step stops at the first l' that alone is no better than the best so far,
+// after about one stage's length. Values above the caller's limit are dropped: no plan with a
+// larger bottleneck is of use to a caller who knows a plan of that time. Both are exact.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.hpp"
+#include "links.hpp"
+
+namespace pipeplan {
+namespace {
+
+using Index = std::int16_t;
+
+// W(., x, r, i) for one (i, r), with the choice that led to each value.
+struct Row {
+    std::vector<double> bottleneck_ms;  // [layers + 1]
+    std::vector<Index> cut;             // [layers + 1], l'
+    std::vector<Index> replicas_before; // [layers + 1], r'
+    bool alive() const { return !bottleneck_ms.empty(); }
+};
+
+class Table {
+  public:
+    Table(const PartitionInput& in, double limit_ms)
+        : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), intervals_(in),
+          work_ms_(L_ + 1, 0.0), parameter_bytes_(L_ + 1, 0.0) {
+        for (int l = 0; l < L_; ++l) {
+            work_ms_[l + 1] = work_ms_[l] + in.work_ms[l];
+            parameter_bytes_[l + 1] = parameter_bytes_[l] + in.parameter_bytes[l];
+        }
+        for (int j = 0; j < V_; ++j) channels_.emplace_back(in, j);
+    }
+
+    void add_level() {
+        const int x = static_cast<int>(levels_.size()) + 1;
+        levels_.emplace_back(static_cast<std::size_t>(V_ + 1) * (V_ + 1));
+        std::vector<double> before(L_ + 1);
+        std::vector<Index> replicas_before(L_ + 1);
+        for (int j = x - 1; j < V_; ++j) {        // devices of the stages before
+            for (int r = 1; j + r <= V_; ++r) {   // devices of this stage
+                if (!intervals_.ring(j, r).connected) break;
+                if (!best_before(x, j, r, before, replicas_before)) continue;
+                Row row = best_cuts(x, j, r, before, replicas_before);
+                if (row.alive()) levels_.back()[index(j + r, r)] = std::move(row);
+            }
+        }
+    }
+
+    Partition best(int x) const {
+        Partition result{kInfinity, std::vector<int>(x), std::vector<int>(x)};
+        int i = 0, r = 0;
+        for (int devices = 1; devices <= V_; ++devices) {
+            for (int replicas = 1; replicas <= devices; ++replicas) {
+                const Row& row = levels_[x - 1][index(devices, replicas)];
+                if (row.alive() && row.bottleneck_ms[L_] < result.bottleneck_ms) {
+                    result.bottleneck_ms = row.bottleneck_ms[L_];
+                    i = devices;
+                    r = replicas;
+                }
+            }
+        }
+        if (result.bottleneck_ms == kInfinity) return result;
+        for (int stage = x - 1, l = L_; stage >= 0; --stage) {
+            const Row& row = levels_[stage][index(i, r)];
+            result.end_layer[stage] = l;
+            result.num_replicas[stage] = r;
+            i -= r;
+            r = row.replicas_before[l];
+            l = row.cut[l];
+        }
+        return result;
+    }
+
+  private:
+    std::size_t index(int i, int r) const { return static_cast<std::size_t>(i) * (V_ + 1) + r; }
+
+    // For each cut l' the best way to place the layers before it on the first j devices, if r
+    // devices follow. False where there is none within the limit.
+    bool best_before(int x, int j, int r, std::vector<double>& before,
+                     std::vector<Index>& replicas_before) const {
+        std::fill(before.begin(), before.end(), kInfinity);
+        if (x == 1) {
+            if (j != 0) return false;  // the first stage starts at the first device
+            before[0] = 0.0;
+            return true;
+        }
+        bool any = false;
+        const double M = in_.num_microbatches;
+        for (int r_before = 1; r_before <= j; ++r_before) {
+            const Row& row = levels_[x - 2][index(j, r_before)];
+            if (!row.alive()) continue;
+            const LinkSet& forward = channels_[j].forward(r_before, r);
+            const LinkSet& backward = channels_[j].backward(r_before, r);
+            if (!forward.connected()) continue;
+            const double part = 1.0 / (static_cast<double>(r_before) * r);
+            for (int l = x - 1; l < L_; ++l) {
+                const double so_far = row.bottleneck_ms[l];
+                if (!(so_far < before[l])) continue;
+                const double there = forward.transfer_ms(part * in_.output_bytes[l - 1]);
+                const double back = backward.transfer_ms(part * in_.gradient_bytes[l - 1]);
+                const double channel = M * (in_.half_duplex ? there + back : std::max(there, back));
+                const double value = std::max(so_far, channel);
+                if (value < before[l] && value <= limit_ms_) {
+                    before[l] = value;
+                    replicas_before[l] = static_cast<Index>(r_before);
+                    any = true;
+                }
+            }
+        }
+        return any;
+    }
+
+    // For each l the best cut l' in front of a stage of layers [l', l) on r devices behind j.
+    Row best_cuts(int x, int j, int r, const std::vector<double>& before,
+                  const std::vector<Index>& replicas_before) const {
+        const Ring& ring = intervals_.ring(j, r);
+        const double per_work = in_.num_microbatches / (r * intervals_.slowest_speed(j, r));
+        std::vector<double> bottleneck(L_ + 1, kInfinity);
+        std::vector<Index> cut(L_ + 1, -1), behind(L_ + 1, -1);
+        bool any = false;
+        for (int l = x; l <= L_; ++l) {
+            double best = kInfinity;
+            int best_cut = -1;
+            for (int k = l - 1; k >= x - 1; --k) {
+                const double stage = per_work * (work_ms_[l] - work_ms_[k]) + ring.fixed_ms +
+                                     ring.ms_per_byte * (parameter_bytes_[l] - parameter_bytes_[k]);
+                if (stage >= best || stage > limit_ms_) break;
+                const double value = std::max(stage, before[k]);
+                if (value < best) best = value, best_cut = k;
+            }
+            if (best_cut < 0 || best > limit_ms_) continue;
+            bottleneck[l] = best;
+            cut[l] = static_cast<Index>(best_cut);
+            behind[l] = x == 1 ? Index{0} : replicas_before[best_cut];
+            any = true;
+        }
+        if (!any) return {};
+        return {std::move(bottleneck), std::move(cut), std::move(behind)};
+    }
+
+    const PartitionInput& in_;
+    const int L_, V_;
+    const double limit_ms_;
+    const IntervalTable intervals_;
+    std::vector<ChannelTable> channels_;
+    std::vector<double> work_ms_, parameter_bytes_;  // prefix sums
+    std::vector<std::vector<Row>> levels_;           // [stages - 1][(i, r)]
+};
+
+}  // namespace
+
+std::vector<Partition> partition(const PartitionInput& input, int max_stages, double limit_ms) {
+    Table table(input, limit_ms);
+    std::vector<Partition> result;
+    for (int x = 1; x <= max_stages; ++x) {
+        table.add_level();
+        result.push_back(table.best(x));
+    }
+    return result;
+}
+
+}  // namespace pipeplan

@@ -1,0 +1,190 @@
+"""The only place where bytes become milliseconds.
+
+Implements the cost model that `docs/formats.md` states, for any plan: arbitrary device sets,
+uneven shares, recomputation, latency, asymmetric links, devices of different speed.
+
+Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighbouring stages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cluster import Cluster, Duplex
+from pipeplan.errors import PlanFileError
+from pipeplan.pipeline import Stage
+from pipeplan.profile import ModelProfile
+
+__all__ = ["CostModel", "PipelineCosts"]
+
+Floats = NDArray[np.float64]
+
+BYTES_PER_MS_IN_GB_PER_S = 1e6
+MS_IN_US = 1e-3
+BYTES_IN_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCosts:
+    """How long everything takes in a pipeline of given stages."""
+
+    forward_ms_S: Floats
+    backward_ms_S: Floats
+    send_forward_ms_C: Floats
+    send_backward_ms_C: Floats
+    all_reduce_ms_S: Floats
+    half_duplex: bool
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages."""
+        return len(self.forward_ms_S)
+
+    @property
+    def channel_ms_C(self) -> Floats:
+        """How long a channel is busy with one microbatch: both directions, or the longer one."""
+        if self.half_duplex:
+            return self.send_forward_ms_C + self.send_backward_ms_C
+        return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
+
+
+class CostModel:
+    """The costs of one model on one cluster, as arrays that planners and kernels read."""
+
+    def __init__(self, model: ModelProfile, cluster: Cluster) -> None:
+        self.model = model
+        self.cluster = cluster
+        layers = model.layers
+        self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
+        self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
+        self.output_bytes_L = np.array([layer.output_bytes for layer in layers], dtype=np.float64)
+        self.gradient_bytes_L = np.array(
+            [layer.gradient_bytes for layer in layers], dtype=np.float64
+        )
+        self.parameter_bytes_L = np.array(
+            [layer.parameter_bytes for layer in layers], dtype=np.float64
+        )
+        self.activation_bytes_L = np.array(
+            [layer.activation_bytes for layer in layers], dtype=np.float64
+        )
+        self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
+        self.bytes_per_ms_DD = (
+            np.array(cluster.bandwidth_gb_per_s, dtype=np.float64) * BYTES_PER_MS_IN_GB_PER_S
+        )
+        self.latency_ms_DD = np.broadcast_to(
+            np.array(cluster.latency_us, dtype=np.float64) * MS_IN_US, self.bytes_per_ms_DD.shape
+        )
+        self.half_duplex = cluster.duplex is Duplex.HALF
+
+    def connected_DD(self) -> NDArray[np.bool_]:
+        """Which pairs of devices have a path in both directions; a device has one to itself."""
+        paths = self.bytes_per_ms_DD > 0
+        connected: NDArray[np.bool_] = paths & paths.T
+        np.fill_diagonal(connected, True)
+        return connected
+
+    def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
+        """The costs of these stages; a missing path between devices that need one is an error."""
+        channels = range(len(stages) - 1)
+        return PipelineCosts(
+            forward_ms_S=np.array([self.forward_ms(stage) for stage in stages]),
+            backward_ms_S=np.array([self.backward_ms(stage) for stage in stages]),
+            send_forward_ms_C=np.array(
+                [self.send_forward_ms(stages[c], stages[c + 1]) for c in channels]
+            ),
+            send_backward_ms_C=np.array(
+                [self.send_backward_ms(stages[c], stages[c + 1]) for c in channels]
+            ),
+            all_reduce_ms_S=np.array([self.all_reduce_ms(stage) for stage in stages]),
+            half_duplex=self.half_duplex,
+        )
+
+    def forward_ms(self, stage: Stage) -> float:
+        """One microbatch forward through the stage; its slowest device decides."""
+        return self._sum(self.forward_ms_L, stage) * max(self._relative_times(stage))
+
+    def backward_ms(self, stage: Stage) -> float:
+        """One microbatch backward through the stage, recomputation included."""
+        return self._backward_work_ms(stage) * max(self._relative_times(stage))
+
+    def device_compute_ms(self, stage: Stage) -> list[float]:
+        """For each device of the stage, its own compute time for one microbatch."""
+        work_ms = self._sum(self.forward_ms_L, stage) + self._backward_work_ms(stage)
+        return [work_ms * relative for relative in self._relative_times(stage)]
+
+    def send_forward_ms(self, stage: Stage, behind: Stage) -> float:
+        """One microbatch's outputs from `stage` to the stage behind it."""
+        return self._transfer_ms(float(self.output_bytes_L[stage.layers[-1]]), stage, behind)
+
+    def send_backward_ms(self, stage: Stage, behind: Stage) -> float:
+        """One microbatch's gradients from the stage behind back to `stage`."""
+        return self._transfer_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
+
+    def all_reduce_ms(self, stage: Stage) -> float:
+        """A ring all-reduce of the stage's gradients over its replicas."""
+        k = stage.num_replicas
+        if k == 1:
+            return 0.0
+        between = ~np.eye(k, dtype=bool)
+        sub = np.ix_(stage.devices, stage.devices)
+        slowest = self.bytes_per_ms_DD[sub][between].min()
+        if not slowest > 0:
+            raise self._no_path(self.bytes_per_ms_DD[sub], stage.devices, stage.devices)
+        latency_ms = self.latency_ms_DD[sub][between].max()
+        volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage)
+        return float(volume / slowest + 2 * (k - 1) * latency_ms)
+
+    def memory_gb(self, stage: Stage, in_flight: int) -> list[float]:
+        """For each device of the stage, the memory it needs with `in_flight` microbatches there."""
+        state_bytes = self._sum(self.parameter_bytes_L, stage) * (
+            1 + self.model.optimizer_bytes_per_parameter_byte
+        )
+        kept_bytes = in_flight * self._sum(self.activation_bytes_L, stage)
+        if stage.recompute:
+            kept_bytes = in_flight * self.model.bytes_into(stage.layers[0]) + self._sum(
+                self.activation_bytes_L, stage
+            )
+        return [(state_bytes + kept_bytes * share) / BYTES_IN_GB for share in stage.device_shares]
+
+    def _sum(self, values_L: Floats, stage: Stage) -> float:
+        return float(values_L[stage.layers.start : stage.layers.stop].sum())
+
+    def _backward_work_ms(self, stage: Stage) -> float:
+        work_ms = self._sum(self.backward_ms_L, stage)
+        if stage.recompute:
+            work_ms += self._sum(self.forward_ms_L, stage)
+        return work_ms
+
+    def _relative_times(self, stage: Stage) -> list[float]:
+        """Each device's time as a fraction of the whole microbatch's on a device of speed 1."""
+        return [
+            share / float(self.speed_D[device])
+            for device, share in zip(stage.devices, stage.device_shares, strict=True)
+        ]
+
+    def _transfer_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
+        sub = np.ix_(sender.devices, receiver.devices)
+        rates = self.bytes_per_ms_DD[sub]
+        # Data flows in one direction, but its gradient or activation needs the way back.
+        back = self.bytes_per_ms_DD[np.ix_(receiver.devices, sender.devices)].T
+        if not (rates.min() > 0 and back.min() > 0):
+            raise self._no_path(np.minimum(rates, back), sender.devices, receiver.devices)
+        parts = np.outer(sender.device_shares, receiver.device_shares) * num_bytes
+        return float((self.latency_ms_DD[sub] + parts / rates).max())
+
+    def _no_path(
+        self, rates: Any, senders: Sequence[int], receivers: Sequence[int]
+    ) -> PlanFileError:
+        names = [device.name for device in self.cluster.devices]
+        pairs = [
+            (names[senders[u]], names[receivers[v]])
+            for u, v in np.argwhere(~(rates > 0)).tolist()
+            if senders[u] != receivers[v]
+        ]
+        return PlanFileError(
+            f"devices: {pairs[0][0]!r} and {pairs[0][1]!r} have to exchange data,"
+            " but the cluster has no path between them in both directions"
+        )

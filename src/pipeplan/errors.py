@@ -1,0 +1,54 @@
+"""What can go wrong, as exceptions whose messages name the field, the value and the remedy.
+
+::
+
+    PipeplanError
+    ├── InputError (also a ValueError)   the caller gave something that cannot be (exit code 2)
+    │   ├── ProfileError                 ... in a model profile
+    │   ├── ClusterError                 ... in a cluster
+    │   ├── PlanFileError                ... in a plan
+    │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
+    └── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
+"""
+
+__all__ = [
+    "ClusterError",
+    "InfeasibleError",
+    "InputError",
+    "PipeplanError",
+    "PlanFileError",
+    "ProfileError",
+    "ScheduleError",
+]
+
+
+class PipeplanError(Exception):
+    """The root of everything that pipeplan raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(PipeplanError, ValueError):
+    """The caller gave something that cannot be."""
+
+
+class ProfileError(InputError):
+    """A model profile that cannot be."""
+
+
+class ClusterError(InputError):
+    """A cluster that cannot be."""
+
+
+class PlanFileError(InputError):
+    """A plan that cannot be."""
+
+
+class ScheduleError(InputError):
+    """A schedule that never ends, or leaves work out."""
+
+
+class InfeasibleError(PipeplanError):
+    """The inputs are fine, but no plan exists for them."""
+
+    exit_code = 3

@@ -1,0 +1,78 @@
+"""Cut the layers into stages and map them to consecutive devices of an order (PRM).
+
+Reference:
+    Luo et al. 2022, arXiv:2204.10562, "partition, replication and mapping". Their W(l, x, r, i)
+    is the bottleneck of the first l layers as x stages on the first i devices, the last stage on
+    the last r of these. Optimal for its order and objective, for each number of stages.
+    Differs: see `_core/partition.cpp`, where the recursion stands; the result is the same.
+
+Complexity: O(L D^3 + L^2 D^2) for each number of stages, less with a limit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan import _core
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Stage
+
+__all__ = ["Partition", "best_partitions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Stages, and the time that the busiest stage or channel takes for an iteration."""
+
+    stages: tuple[Stage, ...]
+    bottleneck_ms: float
+
+
+def best_partitions(
+    cost: CostModel,
+    order: Sequence[int],
+    num_microbatches: int,
+    *,
+    max_stages: int | None = None,
+    limit_ms: float = np.inf,
+) -> list[Partition]:
+    """For each number of stages the partition with the least bottleneck, where there is one.
+
+    Devices at the end of the order may stay unused. Partitions with a bottleneck above
+    `limit_ms` are left out.
+    """
+    possible = min(len(cost.forward_ms_L), len(order))
+    bottleneck_ms, end_layer, num_replicas = _core.partition(
+        cost.forward_ms_L + cost.backward_ms_L,
+        cost.output_bytes_L,
+        cost.gradient_bytes_L,
+        cost.parameter_bytes_L,
+        cost.speed_D[list(order)],
+        cost.bytes_per_ms_DD[np.ix_(order, order)],
+        np.ascontiguousarray(cost.latency_ms_DD[np.ix_(order, order)]),
+        cost.half_duplex,
+        num_microbatches,
+        min(possible, max_stages or possible),
+        limit_ms,
+    )
+    return [
+        Partition(
+            stages=_stages(order, end_layer[x, : x + 1].tolist(), num_replicas[x].tolist()),
+            bottleneck_ms=bottleneck,
+        )
+        for x, bottleneck in enumerate(bottleneck_ms.tolist())
+        if np.isfinite(bottleneck)
+    ]
+
+
+def _stages(
+    order: Sequence[int], end_layer: list[int], num_replicas: list[int]
+) -> tuple[Stage, ...]:
+    stages = []
+    first_layer = first_device = 0
+    for end, replicas in zip(end_layer, num_replicas, strict=False):
+        devices = tuple(order[first_device : first_device + replicas])
+        stages.append(Stage(layers=range(first_layer, end), devices=devices))
+        first_layer, first_device = end, first_device + replicas
+    return tuple(stages)

@@ -1,0 +1,60 @@
+"""The paper's whole planner: device order, then for each number of stages partition and schedule.
+
+Reference:
+    Luo et al. 2022, arXiv:2204.10562, SPP = RDO, PRM for every number of stages, PE for each,
+    the fastest kept.
+    Differs: devices without a path to one another are planned for part by part. An iteration never
+    takes less than its bottleneck, so once a plan is known, PRM leaves out what cannot beat it.
+
+Guarantee: with W the bottleneck that PRM found for S stages, the iteration takes at most
+(1 + (4S - 4)/M) * W + max all-reduce, and no plan on the same device order and number of
+stages takes less than W.
+"""
+
+from collections.abc import Sequence
+
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Stage
+from pipeplan.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planner.execution_order import schedule_guarantee_ms
+from pipeplan.planner.partition import best_partitions
+from pipeplan.planner.problem import Draft, Problem
+from pipeplan.simulator import run_pe
+
+__all__ = ["plan_spp"]
+
+FEW_STAGES = 4
+"""Stage counts that are planned first, for an upper bound on what the others may cost."""
+
+
+def plan_spp(problem: Problem) -> Draft:
+    """The fastest plan over all numbers of stages, on the recursive device order."""
+    drafts = [
+        _plan_part(problem, recursive_device_order(problem.cost, part))
+        for part in connected_parts(problem.cost)
+    ]
+    return min(drafts, key=lambda draft: draft.iteration_ms)
+
+
+def _plan_part(problem: Problem, order: Sequence[int]) -> Draft:
+    cost, num_microbatches = problem.cost, problem.num_microbatches
+    few = best_partitions(cost, order, num_microbatches, max_stages=min(FEW_STAGES, len(order)))
+    best = min(
+        (execute(cost, partition.stages, num_microbatches) for partition in few),
+        key=lambda draft: draft.iteration_ms,
+    )
+    partitions = best_partitions(cost, order, num_microbatches, limit_ms=best.iteration_ms)
+    drafts = [execute(cost, partition.stages, num_microbatches) for partition in partitions]
+    return min([best, *drafts], key=lambda draft: draft.iteration_ms)
+
+
+def execute(cost: CostModel, stages: tuple[Stage, ...], num_microbatches: int) -> Draft:
+    """The stages under PE."""
+    costs = cost.pipeline_costs(stages)
+    run = run_pe(costs, num_microbatches)
+    return Draft(
+        stages=stages,
+        codes=run.order_SM2,
+        iteration_ms=run.iteration_ms,
+        schedule_guarantee_ms=schedule_guarantee_ms(costs, num_microbatches),
+    )
