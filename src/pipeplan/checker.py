@@ -11,7 +11,7 @@ from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Kind, Plan
 
-__all__ = ["Verdict", "check", "replay"]
+__all__ = ["Verdict", "check", "memory_excesses", "replay"]
 
 SAME_INSTANT_MS = 1e-9
 RELATIVE_TOLERANCE = 1e-6
@@ -49,7 +49,7 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
         end_ms_of = replay(costs, [list(order) for order in plan.schedule])
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
-    too_much = _check_memory(plan, cost)
+    too_much = memory_excesses(plan)
     errors = _check_predicted(plan, cost, costs, end_ms_of)
     if strict_memory:
         return Verdict(errors=tuple(errors + too_much))
@@ -146,7 +146,9 @@ def _check_schedule(plan: Plan) -> list[str]:
     return errors
 
 
-def _check_memory(plan: Plan, cost: CostModel) -> list[str]:
+def memory_excesses(plan: Plan) -> list[str]:
+    """Where a stage needs more memory than its device has."""
+    cost = CostModel(plan.model, plan.cluster)
     limits = [device.memory_gb for device in plan.cluster.devices]
     messages = []
     for index, needs in enumerate(_memory_gb(plan, cost)):

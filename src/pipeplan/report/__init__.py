@@ -1,0 +1,1 @@
+"""Plans for people to look at."""

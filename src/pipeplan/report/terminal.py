@@ -1,0 +1,114 @@
+"""A plan in the terminal: stages, figures, and a timeline that fits the window."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Plan, Stage, Timeline
+from pipeplan.report.lanes import ASCII, UNICODE, draw_lanes
+from pipeplan.report.units import humanise_gb, humanise_ms
+
+__all__ = ["render_plan"]
+
+MAX_DEVICE_NAMES = 2
+LETTER_STYLES = {"F": "blue", "─": "blue", "-": "blue", "B": "green", "═": "green", "=": "green"}
+
+
+def render_plan(plan: Plan, timeline: Timeline, console: Console) -> RenderableType:
+    """What the terminal shows of a plan."""
+    return Group(_summary(plan, timeline), "", _stage_table(plan), "", *_picture(timeline, console))
+
+
+def _summary(plan: Plan, timeline: Timeline) -> Text:
+    """The figures that people ask for first."""
+    model, cluster = plan.model, plan.cluster
+    num_used = sum(stage.num_replicas for stage in plan.stages)
+    samples = plan.microbatches * model.microbatch_size
+    text = Text()
+    text.append(f"{_short(model.name)} on {_short(cluster.name)}", style="bold")
+    text.append(
+        f": {plan.microbatches} microbatches of {model.microbatch_size},"
+        f" {len(plan.stages)} stages on {num_used} of {cluster.num_devices} devices\n"
+    )
+    text.append(f"iteration {humanise_ms(timeline.iteration_ms)}", style="bold")
+    if timeline.iteration_ms:
+        text.append(f", {samples / timeline.iteration_ms * 1e3:.4g} samples/s")
+    if plan.predicted is not None:
+        text.append(f", {plan.predicted.bubble_fraction:.1%} bubble")
+        if plan.predicted.schedule_guarantee_ms is not None:
+            text.append(f", guaranteed <= {humanise_ms(plan.predicted.schedule_guarantee_ms)}")
+        text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} at most")
+    text.append(f" (planner {_short(plan.planner)}; times in ms)")
+    return text
+
+
+def _stage_table(plan: Plan) -> Table:
+    costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
+    table.add_column("stage", justify="right", no_wrap=True, min_width=5)
+    table.add_column("layers", no_wrap=True, ratio=1)
+    table.add_column("devices", no_wrap=True)
+    for heading in ("forward", "backward", "send", "return", "reduce"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    for index, stage in enumerate(plan.stages):
+        last = index == len(plan.stages) - 1
+        table.add_row(
+            str(index),
+            _layer_names(plan, stage),
+            _device_names(plan, stage),
+            _ms(costs.forward_ms_S[index]),
+            _ms(costs.backward_ms_S[index]),
+            "" if last else _ms(costs.send_forward_ms_C[index]),
+            "" if last else _ms(costs.send_backward_ms_C[index]),
+            _ms(costs.all_reduce_ms_S[index]) if stage.num_replicas > 1 else "",
+        )
+    return table
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+
+
+def _layer_names(plan: Plan, stage: Stage) -> Text:
+    first = _short(plan.model.layers[stage.layers[0]].name)
+    last = _short(plan.model.layers[stage.layers[-1]].name)
+    names = first if len(stage.layers) == 1 else f"{first}..{last}"
+    return Text(f"{stage.layers.start}-{stage.layers.stop - 1} {names}")
+
+
+def _device_names(plan: Plan, stage: Stage) -> Text:
+    names = [_short(plan.cluster.devices[device].name) for device in stage.devices]
+    if len(names) <= MAX_DEVICE_NAMES:
+        return Text(" ".join(names))
+    return Text(f"{names[0]}..{names[-1]} x{len(names)}")
+
+
+def _short(name: str) -> str:
+    """A name from the inputs, which may hold anything, as one short printable word."""
+    printable = "".join(c if c.isprintable() else "?" for c in name)
+    return printable if len(printable) <= 24 else f"{printable[:21]}..."
+
+
+def _picture(timeline: Timeline, console: Console) -> list[Text]:
+    unicode = "utf" in (console.encoding or "").lower()
+    glyphs = UNICODE if unicode else ASCII
+    label_width = len(f"stage {len(timeline.blocks) - 1}") + 1
+    width = max(console.width - label_width, 20)
+    lines = []
+    for index, lane in enumerate(draw_lanes(timeline, width, glyphs)):
+        line = Text(f"stage {index}".ljust(label_width), no_wrap=True)
+        style = ""
+        for letter in lane:
+            # A microbatch's number has the colour of the letter before it.
+            style = style if letter.isdigit() else LETTER_STYLES.get(letter, "dim")
+            line.append(letter, style=style)
+        lines.append(line)
+    end = humanise_ms(timeline.iteration_ms)
+    lines.append(Text(" " * label_width + "0 ms".ljust(width - len(end)) + end, style="dim"))
+    legend = (
+        f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "
+        f"{glyphs.idle} idle   {glyphs.all_reduce} all-reduce"
+    )
+    lines.append(Text(" " * label_width + legend, style="dim"))
+    return lines

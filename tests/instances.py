@@ -1,0 +1,144 @@
+"""Random models, clusters and schedules: small, awkward, reproducible from a seed."""
+
+import random
+
+from pipeplan.cluster import Cluster, Device, Duplex
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Block, Kind, Schedule, Stage
+from pipeplan.profile import LayerProfile, ModelProfile
+
+
+def random_model(rng: random.Random, num_layers: int) -> ModelProfile:
+    """Layers with zeros and whole numbers among their costs, so that ties are common."""
+
+    def cost(scale: float) -> float:
+        return rng.choice([0.0, float(rng.randint(1, 3)), rng.uniform(0, 3)]) * scale
+
+    return ModelProfile(
+        name="random",
+        microbatch_size=rng.randint(1, 8),
+        input_bytes=cost(1e6),
+        layers=tuple(
+            LayerProfile(
+                name=f"layer{index}",
+                forward_ms=cost(1),
+                backward_ms=cost(2),
+                output_bytes=cost(1e6),
+                gradient_bytes=cost(1e6),
+                parameter_bytes=cost(1e6),
+                activation_bytes=cost(1e6),
+            )
+            for index in range(num_layers)
+        ),
+    )
+
+
+def random_cluster(rng: random.Random, num_devices: int, *, gaps: bool = False) -> Cluster:
+    """Asymmetric links, latencies, speeds; with `gaps` some pairs have no path."""
+
+    def bandwidth() -> float:
+        if gaps and rng.random() < 0.15:
+            return 0.0
+        return rng.choice([1.0, 2.0, rng.uniform(0.2, 10)])
+
+    def matrix(entry) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(entry() for _ in range(num_devices)) for _ in range(num_devices))
+
+    latency = rng.choice([0.0, 100.0, matrix(lambda: rng.uniform(0, 500))])
+    return Cluster(
+        name="random",
+        devices=tuple(
+            Device(name=f"d{index}", speed=rng.choice([1.0, 1.0, 2.0, rng.uniform(0.5, 3)]))
+            for index in range(num_devices)
+        ),
+        bandwidth_gb_per_s=matrix(bandwidth),
+        latency_us=latency,
+        duplex=rng.choice(list(Duplex)),
+    )
+
+
+def random_stages(
+    rng: random.Random, num_layers: int, num_devices: int, *, shares: bool = False
+) -> tuple[Stage, ...]:
+    """Stages over arbitrary device sets."""
+    num_stages = rng.randint(1, min(num_layers, num_devices))
+    cuts = [0, *sorted(rng.sample(range(1, num_layers), num_stages - 1)), num_layers]
+    devices = rng.sample(range(num_devices), rng.randint(num_stages, num_devices))
+    ends = [*sorted(rng.sample(range(1, len(devices)), num_stages - 1)), len(devices)]
+    stages = []
+    first = 0
+    for index, end in enumerate(ends):
+        mine = tuple(devices[first:end])
+        first = end
+        weights = [rng.uniform(0.5, 2) for _ in mine]
+        uneven = shares and rng.random() < 0.5
+        stages.append(
+            Stage(
+                layers=range(cuts[index], cuts[index + 1]),
+                devices=mine,
+                shares=tuple(w / sum(weights) for w in weights) if uneven else None,
+                recompute=shares and rng.random() < 0.3,
+            )
+        )
+    return tuple(stages)
+
+
+def random_schedule(rng: random.Random, num_stages: int, num_microbatches: int) -> Schedule:
+    """An order that cannot deadlock: blocks in a random order of a causal execution.
+
+    Microbatches go through the stages in one random order forwards and another backwards, but
+    each stage mixes its forwards and backwards in its own way.
+    """
+    position = {}  # of the next block of each microbatch: stages forward, then backward
+    orders: list[list[Block]] = [[] for _ in range(num_stages)]
+    open_microbatches = list(range(num_microbatches))
+    while open_microbatches:
+        microbatch = rng.choice(open_microbatches[: rng.randint(1, len(open_microbatches))])
+        step = position.get(microbatch, 0)
+        if step < num_stages:
+            orders[step].append(Block(Kind.FORWARD, step, microbatch))
+        else:
+            stage = 2 * num_stages - 1 - step
+            orders[stage].append(Block(Kind.BACKWARD, stage, microbatch))
+        position[microbatch] = step + 1
+        if step + 1 == 2 * num_stages:
+            open_microbatches.remove(microbatch)
+    return Schedule(tuple(tuple(order) for order in orders))
+
+
+def random_costs(rng: random.Random, *, shares: bool = False):
+    """Costs of a random pipeline."""
+    num_layers, num_devices = rng.randint(1, 7), rng.randint(1, 7)
+    model = random_model(rng, num_layers)
+    cluster = random_cluster(rng, num_devices)
+    stages = random_stages(rng, num_layers, num_devices, shares=shares)
+    return CostModel(model, cluster).pipeline_costs(stages)
+
+
+def even_model(num_layers: int, forward_ms: float, backward_ms: float) -> ModelProfile:
+    """Equal layers that send nothing."""
+    return ModelProfile(
+        name="even",
+        microbatch_size=1,
+        layers=tuple(
+            LayerProfile(
+                name=str(index),
+                forward_ms=forward_ms,
+                backward_ms=backward_ms,
+                output_bytes=0,
+                parameter_bytes=0,
+            )
+            for index in range(num_layers)
+        ),
+    )
+
+
+def flat_cluster(num_devices: int, bandwidth_gb_per_s: float = 1.0, **fields) -> Cluster:
+    """Equal devices with equal links."""
+    row = (bandwidth_gb_per_s,) * num_devices
+    return Cluster(
+        name="flat",
+        devices=tuple(Device(name=f"d{index}") for index in range(num_devices)),
+        bandwidth_gb_per_s=(row,) * num_devices,
+        **fields,
+    )
