@@ -2,13 +2,14 @@ import random
 
 import numpy as np
 import pytest
-from instances import even_model, flat_cluster, random_costs, random_schedule
 
+from instances import even_model, flat_cluster, random_costs, random_schedule
 from pipeplan import checker
 from pipeplan.cluster import Duplex
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
+from pipeplan.schedules import SCHEDULES, fixed_codes
 from pipeplan.simulator import run_schedule, simulate
 
 F, B = Kind.FORWARD, Kind.BACKWARD
@@ -35,21 +36,11 @@ def codes_of(text: str) -> np.ndarray:
 
 
 def gpipe_codes(num_stages: int, num_microbatches: int) -> np.ndarray:
-    row = [*range(num_microbatches), *(-1 - m for m in range(num_microbatches))]
-    return np.array([row] * num_stages, dtype=np.int32)
+    return fixed_codes([num_microbatches] * num_stages, num_microbatches)
 
 
 def one_f_one_b_codes(num_stages: int, num_microbatches: int) -> np.ndarray:
-    rows = []
-    for stage in range(num_stages):
-        warm_up = min(num_microbatches, num_stages - stage)
-        row = list(range(warm_up))
-        for m in range(num_microbatches):
-            row.append(-1 - m)
-            if warm_up + m < num_microbatches:
-                row.append(warm_up + m)
-        rows.append(row)
-    return np.array(rows, dtype=np.int32)
+    return fixed_codes([num_stages - n for n in range(num_stages)], num_microbatches)
 
 
 def test_hand_drawn_timeline():
@@ -99,10 +90,10 @@ def test_half_duplex_prefers_as_the_rule_says():
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 5, 16])
 def test_gpipe_and_1f1b_equal_their_closed_form(num_stages, num_microbatches):
-    for codes in (gpipe_codes, one_f_one_b_codes):
+    for rule in ("gpipe", "1f1b"):
         zeros = [0.0] * (num_stages - 1)
         costs = costs_of([1.0] * num_stages, [2.0] * num_stages, zeros, zeros)
-        run = run_schedule(costs, codes(num_stages, num_microbatches))
+        run = SCHEDULES[rule](costs, num_microbatches)
         assert run.iteration_ms == (num_microbatches + num_stages - 1) * 3
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         write_plan,
     )
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
-    from pipeplan.planner import plan
+    from pipeplan.planning import plan
     from pipeplan.profile import LayerProfile, ModelProfile
     from pipeplan.simulator import simulate
 
@@ -74,7 +74,7 @@ _NAMES_IN = {
         "write_plan",
     ),
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
-    "planner": ("plan",),
+    "planning": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
     "simulator": ("simulate",),
 }

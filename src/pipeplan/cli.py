@@ -64,7 +64,7 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
-    from pipeplan.planner import plan
+    from pipeplan.planning import plan
 
     made = plan(
         _model(model),
@@ -168,7 +168,7 @@ def demo_command() -> None:
     """Plan BERT-large for eight devices in four hosts, check the plan and draw it."""
     from pipeplan import zoo
     from pipeplan.checker import check
-    from pipeplan.planner import plan
+    from pipeplan.planning import plan
 
     model = zoo.model("bert-large")
     made = plan(model, zoo.cluster("4x2-10g"), microbatches=16)

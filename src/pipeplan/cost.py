@@ -18,7 +18,7 @@ from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["CostModel", "PipelineCosts"]
+__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts"]
 
 Floats = NDArray[np.float64]
 

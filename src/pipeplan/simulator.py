@@ -4,7 +4,9 @@ The rules are those of `docs/formats.md`, ties included; the event loop is a ker
 (`_core/simulate.cpp`). Here are the guard in front of it and the nouns behind it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +25,20 @@ from pipeplan.pipeline import (
     Transfer,
 )
 
-__all__ = ["Run", "run_pe", "run_schedule", "simulate"]
+__all__ = ["Codes", "Preference", "Run", "run_list", "run_schedule", "simulate"]
 
 Codes = NDArray[np.int32]
 Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats]
 """What a kernel returns: the arrays of `Run`, the blocks done and the end of each stage."""
+
+
+class Preference(IntEnum):
+    """Which block a free stage runs if both its next forward and its next backward could."""
+
+    UNIT_PIPELINE = 0
+    """Whichever comes first in a pipeline in which everything takes one unit: PE."""
+    BACKWARD = 1
+    FORWARD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +77,20 @@ def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:
     return _run(costs, trace)
 
 
-def run_pe(costs: PipelineCosts, num_microbatches: int) -> Run:
-    """One iteration in the order that the PE list scheduler decides as it goes."""
-    return _run(costs, _core.run_pe(*_kernel_arguments(costs), num_microbatches))
+def run_list(
+    costs: PipelineCosts,
+    num_microbatches: int,
+    preference: Preference,
+    caps: Sequence[int] | None = None,
+) -> Run:
+    """One iteration in the order that a list scheduler decides as it goes.
+
+    A free stage runs its next forward or its next backward, whichever is there, and by
+    `preference` if both are; it never holds more than its cap of microbatches.
+    """
+    caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
+    arguments = _kernel_arguments(costs)
+    return _run(costs, _core.run_list(*arguments, num_microbatches, preference, caps_S))
 
 
 def _kernel_arguments(costs: PipelineCosts) -> tuple[Floats, Floats, Floats, Floats, bool]:

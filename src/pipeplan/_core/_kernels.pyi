@@ -16,13 +16,15 @@ def run_schedule(
     half_duplex: bool,
     codes: Ints,
 ) -> Trace: ...
-def run_pe(
+def run_list(
     forward_ms: Floats,
     backward_ms: Floats,
     send_forward_ms: Floats,
     send_backward_ms: Floats,
     half_duplex: bool,
     num_microbatches: int,
+    preference: int,
+    caps: Ints,
 ) -> Trace: ...
 def min_cut(weights: Floats) -> tuple[float, NDArray[np.uint8]]: ...
 def partition(

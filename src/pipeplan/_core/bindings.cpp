@@ -16,6 +16,7 @@ namespace {
 
 using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Caps = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<nb::numpy, T>;
@@ -65,14 +66,17 @@ nb::tuple py_run_schedule(Vector forward, Vector backward, Vector send_forward,
     return trace_to_python(std::move(trace), costs);
 }
 
-nb::tuple py_run_pe(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
-                    bool half_duplex, int num_microbatches) {
+nb::tuple py_run_list(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
+                      bool half_duplex, int num_microbatches, int preference, Caps caps) {
     const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
                                                half_duplex, num_microbatches);
+    require(preference >= 0 && preference <= 2, "preference is 0, 1 or 2");
+    require(caps.shape(0) == forward.shape(0), "one cap for each stage");
+    for (std::size_t n = 0; n < caps.shape(0); ++n) require(caps(n) >= 1, "caps are at least 1");
     Trace trace;
     {
         nb::gil_scoped_release release;
-        trace = run_pe(costs);
+        trace = run_list(costs, static_cast<Preference>(preference), caps.data());
     }
     return trace_to_python(std::move(trace), costs);
 }
@@ -133,9 +137,9 @@ NB_MODULE(_kernels, m) {
     m.def("run_schedule", &py_run_schedule, nb::arg("forward_ms"), nb::arg("backward_ms"),
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
           nb::arg("codes"));
-    m.def("run_pe", &py_run_pe, nb::arg("forward_ms"), nb::arg("backward_ms"),
+    m.def("run_list", &py_run_list, nb::arg("forward_ms"), nb::arg("backward_ms"),
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
-          nb::arg("num_microbatches"));
+          nb::arg("num_microbatches"), nb::arg("preference"), nb::arg("caps"));
     m.def("min_cut", &py_min_cut, nb::arg("weights"));
     m.def("partition", &py_partition, nb::arg("work_ms"), nb::arg("output_bytes"),
           nb::arg("gradient_bytes"), nb::arg("parameter_bytes"), nb::arg("speed"),

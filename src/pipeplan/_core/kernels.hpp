@@ -37,8 +37,16 @@ struct Trace {
 // Runs a given order of blocks; codes is [stages][2 * microbatches].
 Trace run_schedule(const PipelineCosts& costs, const Code* codes);
 
-// Runs the PE list scheduler: the order is decided as the pipeline runs.
-Trace run_pe(const PipelineCosts& costs);
+// Which block a free stage prefers when both its next forward and its next backward could run.
+enum class Preference {
+    kUnitPipeline = 0,   // PE: whichever comes first in a pipeline of unit times
+    kBackward = 1,
+    kForward = 2,
+};
+
+// Runs a list scheduler: the order is decided as the pipeline runs. caps[n] is the most
+// microbatches that stage n may hold at once.
+Trace run_list(const PipelineCosts& costs, Preference preference, const int* caps);
 
 // The lightest set of edges whose removal disconnects a graph (Stoer and Wagner 1997).
 struct Cut {

@@ -1,4 +1,4 @@
-// The event loop behind the simulator and the PE scheduler.
+// The event loop behind the simulator and the list schedulers.
 //
 // A pipeline of S stages is a chain of S stages and S - 1 channels (two directions each).
 // Rule 7 of docs/formats.md fixes ties: at an instant all ends are taken first, then channels
@@ -203,16 +203,18 @@ Trace run_schedule(const PipelineCosts& costs, const Code* codes) {
     return trace;
 }
 
-Trace run_pe(const PipelineCosts& costs) {
+Trace run_list(const PipelineCosts& costs, Preference preference, const int* caps) {
     Trace trace;
     const int S = costs.num_stages, M = costs.num_microbatches;
     Run run(costs, trace);
     run([=](int n, const Stage& stage, const Run& state, Code& code) {
         const int i = stage.backwards_begun, j = stage.forwards_begun;
         const bool backward_ready = i < M && state.ready(n, -1 - i);
-        const bool forward_ready = j < M && state.ready(n, j);
+        const bool forward_ready = j < M && j - i < caps[n] && state.ready(n, j);
         if (!backward_ready && !forward_ready) return false;
-        const bool backward_first = i + 4 * (S - 1) - 2 * n <= j + 2 * n;
+        const bool backward_first =
+            preference == Preference::kBackward ||
+            (preference == Preference::kUnitPipeline && i + 4 * (S - 1) - 2 * n <= j + 2 * n);
         code = backward_ready && (backward_first || !forward_ready) ? -1 - i : j;
         return true;
     });

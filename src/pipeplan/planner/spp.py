@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planner.device_order import connected_parts, recursive_device_order
-from pipeplan.planner.execution_order import schedule_guarantee_ms
 from pipeplan.planner.partition import best_partitions
-from pipeplan.planner.problem import Draft, Problem
-from pipeplan.simulator import run_pe
+from pipeplan.problem import Draft, Problem
+from pipeplan.schedules import run_pe, schedule_guarantee_ms
 
-__all__ = ["plan_spp"]
+__all__ = ["execute_pe", "plan_spp"]
 
 FEW_STAGES = 4
 """Stage counts that are planned first, for an upper bound on what the others may cost."""
@@ -40,15 +39,15 @@ def _plan_part(problem: Problem, order: Sequence[int]) -> Draft:
     cost, num_microbatches = problem.cost, problem.num_microbatches
     few = best_partitions(cost, order, num_microbatches, max_stages=min(FEW_STAGES, len(order)))
     best = min(
-        (execute(cost, partition.stages, num_microbatches) for partition in few),
+        (execute_pe(cost, partition.stages, num_microbatches) for partition in few),
         key=lambda draft: draft.iteration_ms,
     )
     partitions = best_partitions(cost, order, num_microbatches, limit_ms=best.iteration_ms)
-    drafts = [execute(cost, partition.stages, num_microbatches) for partition in partitions]
+    drafts = [execute_pe(cost, partition.stages, num_microbatches) for partition in partitions]
     return min([best, *drafts], key=lambda draft: draft.iteration_ms)
 
 
-def execute(cost: CostModel, stages: tuple[Stage, ...], num_microbatches: int) -> Draft:
+def execute_pe(cost: CostModel, stages: tuple[Stage, ...], num_microbatches: int) -> Draft:
     """The stages under PE."""
     costs = cost.pipeline_costs(stages)
     run = run_pe(costs, num_microbatches)
