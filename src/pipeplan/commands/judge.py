@@ -1,0 +1,50 @@
+"""`pipeplan simulate` and `pipeplan check`."""
+
+import sys
+
+import click
+
+from pipeplan.commands.shared import print_json, print_plan, say
+from pipeplan.errors import InputError
+
+__all__ = ["check_command", "simulate_command"]
+
+
+@click.command("simulate")
+@click.argument("plan", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the timeline as JSON.")
+def simulate_command(plan: str, as_json: bool) -> None:
+    """Run PLAN in the simulator and show its timeline."""
+    from pipeplan.files import read_plan
+
+    read = read_plan(plan)
+    if not as_json:
+        print_plan(read)
+        return
+    from pipeplan.files import timeline_document
+    from pipeplan.simulator import simulate
+
+    print_json(timeline_document(simulate(read)))
+
+
+@click.command("check")
+@click.argument("plan", type=click.Path())
+@click.option("--strict-memory", is_flag=True, help="Too much memory is an error, not a warning.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def check_command(plan: str, strict_memory: bool, as_json: bool) -> None:
+    """Judge PLAN: coverage, devices, links, schedule, memory, predicted figures."""
+    from pipeplan.checker import check
+    from pipeplan.files import read_plan
+
+    verdict = check(read_plan(plan), strict_memory=strict_memory)
+    if as_json:
+        print_json({"ok": verdict.ok, "errors": verdict.errors, "warnings": verdict.warnings})
+    for warning in verdict.warnings:
+        say(f"warning: {warning}")
+    if verdict.ok:
+        if not as_json:
+            click.echo(f"{plan}: valid")
+        return
+    for error in verdict.errors:
+        say(f"{plan}: {error}")
+    sys.exit(InputError.exit_code)
