@@ -86,6 +86,25 @@ class CostModel:
         np.fill_diagonal(connected, True)
         return connected
 
+    def kernel_instance(
+        self, num_microbatches: int, order: Sequence[int] | None = None
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int]:
+        """The arrays that planning kernels read, with the devices in the given order."""
+        devices = range(len(self.speed_D)) if order is None else order
+        sub = np.ix_(devices, devices)
+        return (
+            self.forward_ms_L,
+            self.backward_ms_L,
+            self.output_bytes_L,
+            self.gradient_bytes_L,
+            self.parameter_bytes_L,
+            self.speed_D[list(devices)],
+            np.ascontiguousarray(self.bytes_per_ms_DD[sub]),
+            np.ascontiguousarray(self.latency_ms_DD[sub]),
+            self.half_duplex,
+            num_microbatches,
+        )
+
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
         """The costs of these stages; a missing path between devices that need one is an error."""
         channels = range(len(stages) - 1)

@@ -3,6 +3,24 @@
 Each has a plain Python oracle in `tests/oracles.py` that says what it computes.
 """
 
-from pipeplan._core._kernels import min_cut, partition, run_list, run_schedule
+from pipeplan._core._kernels import (
+    min_cut,
+    partition,
+    plan_bound,
+    plan_on_order,
+    plan_on_sets,
+    relaxed_bound,
+    run_list,
+    run_schedule,
+)
 
-__all__ = ["min_cut", "partition", "run_list", "run_schedule"]
+__all__ = [
+    "min_cut",
+    "partition",
+    "plan_bound",
+    "plan_on_order",
+    "plan_on_sets",
+    "relaxed_bound",
+    "run_list",
+    "run_schedule",
+]

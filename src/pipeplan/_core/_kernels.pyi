@@ -27,16 +27,43 @@ def run_list(
     caps: Ints,
 ) -> Trace: ...
 def min_cut(weights: Floats) -> tuple[float, NDArray[np.uint8]]: ...
+
+Instance = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int]
+"""forward_ms [L], backward_ms [L], output_bytes [L], gradient_bytes [L], parameter_bytes [L],
+speed [D], bytes_per_ms [D, D], latency_ms [D, D], half_duplex, num_microbatches."""
+
+PlacedPlan = list[tuple[int, list[int]]]
+"""For each stage one past its last layer, and its devices."""
+
 def partition(
-    work_ms: Floats,
-    output_bytes: Floats,
-    gradient_bytes: Floats,
-    parameter_bytes: Floats,
-    speed: Floats,
-    bytes_per_ms: Floats,
-    latency_ms: Floats,
+    instance: Instance, max_stages: int, limit_ms: float
+) -> tuple[Floats, Ints, Ints]: ...
+def plan_bound(
+    forward_ms: Floats,
+    backward_ms: Floats,
+    send_forward_ms: Floats,
+    send_backward_ms: Floats,
     half_duplex: bool,
     num_microbatches: int,
-    max_stages: int,
+    all_reduce_ms: Floats,
+    caps: Ints,
+) -> float: ...
+def plan_on_order(
+    instance: Instance,
+    sizes: Ints,
+    capacity: int,
     limit_ms: float,
-) -> tuple[Floats, Ints, Ints]: ...
+    num_best: int,
+    num_threads: int,
+) -> tuple[float, list[PlacedPlan]]: ...
+def plan_on_sets(
+    instance: Instance,
+    class_of: Ints,
+    capacity: int,
+    limit_ms: float,
+    num_best: int,
+    num_threads: int,
+) -> tuple[float, list[PlacedPlan]]: ...
+def relaxed_bound(
+    instance: Instance, buckets: Ints, capacity: int, limit_ms: float, num_threads: int
+) -> float: ...

@@ -1,10 +1,10 @@
 // The one file that knows Python: numpy arrays to pointers and back, with the GIL released.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
 #include "kernels.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Caps = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<nb::numpy, T>;
@@ -67,7 +67,7 @@ nb::tuple py_run_schedule(Vector forward, Vector backward, Vector send_forward,
 }
 
 nb::tuple py_run_list(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
-                      bool half_duplex, int num_microbatches, int preference, Caps caps) {
+                      bool half_duplex, int num_microbatches, int preference, Ints caps) {
     const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
                                                half_duplex, num_microbatches);
     require(preference >= 0 && preference <= 2, "preference is 0, 1 or 2");
@@ -92,26 +92,47 @@ nb::tuple py_min_cut(Matrix weights) {
     return nb::make_tuple(cut.weight, to_numpy(std::move(cut.side), {V}));
 }
 
-nb::tuple py_partition(Vector work, Vector output_bytes, Vector gradient_bytes,
-                       Vector parameter_bytes, Vector speed, Matrix bytes_per_ms,
-                       Matrix latency_ms, bool half_duplex, int num_microbatches, int max_stages,
-                       double limit_ms) {
-    const std::size_t L = work.shape(0), V = speed.shape(0);
-    require(L >= 1 && L < 32767 && V >= 1 && V < 32767, "1 to 32766 layers and devices");
-    require(output_bytes.shape(0) == L && gradient_bytes.shape(0) == L &&
-                parameter_bytes.shape(0) == L,
-            "costs of different numbers of layers");
-    require(bytes_per_ms.shape(0) == V && bytes_per_ms.shape(1) == V && latency_ms.shape(0) == V &&
-                latency_ms.shape(1) == V,
-            "matrices of another number of devices");
-    require(max_stages >= 1 && static_cast<std::size_t>(max_stages) <= std::min(L, V),
+// The arrays of an instance, as every planning kernel takes them first.
+struct InstanceArrays {
+    Vector forward, backward, output_bytes, gradient_bytes, parameter_bytes, speed;
+    Matrix bytes_per_ms, latency_ms;
+    bool half_duplex;
+    int num_microbatches;
+
+    Instance view() const {
+        const std::size_t L = forward.shape(0), V = speed.shape(0);
+        require(L >= 1 && L < 32767 && V >= 1 && V < 32767, "1 to 32766 layers and devices");
+        require(backward.shape(0) == L && output_bytes.shape(0) == L &&
+                    gradient_bytes.shape(0) == L && parameter_bytes.shape(0) == L,
+                "costs of different numbers of layers");
+        require(bytes_per_ms.shape(0) == V && bytes_per_ms.shape(1) == V &&
+                    latency_ms.shape(0) == V && latency_ms.shape(1) == V,
+                "matrices of another number of devices");
+        require(num_microbatches >= 1, "at least one microbatch");
+        return {static_cast<int>(L),    static_cast<int>(V),     num_microbatches,
+                forward.data(),         backward.data(),         output_bytes.data(),
+                gradient_bytes.data(),  parameter_bytes.data(),  speed.data(),
+                bytes_per_ms.data(),    latency_ms.data(),       half_duplex};
+    }
+};
+
+InstanceArrays instance_arrays(const nb::tuple& t) {
+    require(t.size() == 10, "an instance has ten parts");
+    return {nb::cast<Vector>(t[0]), nb::cast<Vector>(t[1]), nb::cast<Vector>(t[2]),
+            nb::cast<Vector>(t[3]), nb::cast<Vector>(t[4]), nb::cast<Vector>(t[5]),
+            nb::cast<Matrix>(t[6]), nb::cast<Matrix>(t[7]), nb::cast<bool>(t[8]),
+            nb::cast<int>(t[9])};
+}
+
+std::vector<int> to_vector(const Ints& values) {
+    return std::vector<int>(values.data(), values.data() + values.shape(0));
+}
+
+nb::tuple py_partition(nb::tuple instance, int max_stages, double limit_ms) {
+    const InstanceArrays arrays = instance_arrays(instance);
+    const Instance input = arrays.view();
+    require(max_stages >= 1 && max_stages <= std::min(input.num_layers, input.num_devices),
             "1 to min(layers, devices) stages");
-    const PartitionInput input{static_cast<int>(L),    static_cast<int>(V),
-                               num_microbatches,       work.data(),
-                               output_bytes.data(),    gradient_bytes.data(),
-                               parameter_bytes.data(), speed.data(),
-                               bytes_per_ms.data(),    latency_ms.data(),
-                               half_duplex};
     const std::size_t X = max_stages;
     std::vector<double> bottleneck(X);
     std::vector<int> end_layer(X * X, 0), num_replicas(X * X, 0);
@@ -131,6 +152,78 @@ nb::tuple py_partition(Vector work, Vector output_bytes, Vector gradient_bytes,
                           to_numpy(std::move(num_replicas), {X, X}));
 }
 
+double py_plan_bound(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
+                     bool half_duplex, int num_microbatches, Vector all_reduce, Ints caps) {
+    const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
+                                               half_duplex, num_microbatches);
+    require(all_reduce.shape(0) == forward.shape(0) && caps.shape(0) == forward.shape(0),
+            "one all-reduce and one cap for each stage");
+    return plan_bound(costs, all_reduce.data(), caps.data());
+}
+
+nb::list plans_to_python(const std::vector<PlacedPlan>& plans) {
+    nb::list result;
+    for (const PlacedPlan& plan : plans) {
+        nb::list stages;
+        for (std::size_t n = 0; n < plan.devices.size(); ++n)
+            stages.append(nb::make_tuple(plan.end_layer[n], nb::cast(plan.devices[n])));
+        result.append(stages);
+    }
+    return result;
+}
+
+nb::tuple candidates_to_python(const Candidates& found) {
+    return nb::make_tuple(found.least_ms, plans_to_python(found.plans));
+}
+
+void require_settings(const Instance& input, const std::vector<int>& sizes, int capacity,
+                      int num_threads) {
+    require(!sizes.empty() && sizes.front() >= 1 && sizes.back() <= input.num_devices &&
+                std::is_sorted(sizes.begin(), sizes.end()),
+            "sizes rise from 1 to the number of devices");
+    require(capacity >= 1 && capacity <= 16 && num_threads >= 1, "capacity 1..16, threads >= 1");
+}
+
+nb::tuple py_plan_on_order(nb::tuple instance, Ints sizes, int capacity, double limit_ms,
+                           int num_best, int num_threads) {
+    const InstanceArrays arrays = instance_arrays(instance);
+    const Instance input = arrays.view();
+    const std::vector<int> allowed = to_vector(sizes);
+    require_settings(input, allowed, capacity, num_threads);
+    Candidates found;
+    {
+        nb::gil_scoped_release release;
+        found = plan_on_order(input, allowed, capacity, limit_ms, num_best, num_threads);
+    }
+    return candidates_to_python(found);
+}
+
+nb::tuple py_plan_on_sets(nb::tuple instance, Ints class_of, int capacity, double limit_ms,
+                          int num_best, int num_threads) {
+    const InstanceArrays arrays = instance_arrays(instance);
+    const Instance input = arrays.view();
+    const std::vector<int> classes = to_vector(class_of);
+    require(static_cast<int>(classes.size()) == input.num_devices, "a class for each device");
+    require(capacity >= 1 && capacity <= 16 && num_threads >= 1, "capacity 1..16, threads >= 1");
+    Candidates found;
+    {
+        nb::gil_scoped_release release;
+        found = plan_on_sets(input, classes, capacity, limit_ms, num_best, num_threads);
+    }
+    return candidates_to_python(found);
+}
+
+double py_relaxed_bound(nb::tuple instance, Ints buckets, int capacity, double limit_ms,
+                        int num_threads) {
+    const InstanceArrays arrays = instance_arrays(instance);
+    const Instance input = arrays.view();
+    const std::vector<int> largest = to_vector(buckets);
+    require_settings(input, largest, capacity, num_threads);
+    require(largest.back() == input.num_devices, "the last bucket ends at the number of devices");
+    nb::gil_scoped_release release;
+    return relaxed_bound(input, largest, capacity, limit_ms, num_threads);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -141,8 +234,15 @@ NB_MODULE(_kernels, m) {
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
           nb::arg("num_microbatches"), nb::arg("preference"), nb::arg("caps"));
     m.def("min_cut", &py_min_cut, nb::arg("weights"));
-    m.def("partition", &py_partition, nb::arg("work_ms"), nb::arg("output_bytes"),
-          nb::arg("gradient_bytes"), nb::arg("parameter_bytes"), nb::arg("speed"),
-          nb::arg("bytes_per_ms"), nb::arg("latency_ms"), nb::arg("half_duplex"),
-          nb::arg("num_microbatches"), nb::arg("max_stages"), nb::arg("limit_ms"));
+    m.def("partition", &py_partition, nb::arg("instance"), nb::arg("max_stages"),
+          nb::arg("limit_ms"));
+    m.def("plan_bound", &py_plan_bound, nb::arg("forward_ms"), nb::arg("backward_ms"),
+          nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
+          nb::arg("num_microbatches"), nb::arg("all_reduce_ms"), nb::arg("caps"));
+    m.def("plan_on_order", &py_plan_on_order, nb::arg("instance"), nb::arg("sizes"),
+          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_best"), nb::arg("num_threads"));
+    m.def("plan_on_sets", &py_plan_on_sets, nb::arg("instance"), nb::arg("class_of"),
+          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_best"), nb::arg("num_threads"));
+    m.def("relaxed_bound", &py_relaxed_bound, nb::arg("instance"), nb::arg("buckets"),
+          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_threads"));
 }

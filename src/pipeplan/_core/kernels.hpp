@@ -55,18 +55,19 @@ struct Cut {
 };
 Cut min_cut(const double* weights, int num_vertices);
 
-// What the partition reads: a chain of layers, and devices in a linear order.
-struct PartitionInput {
+// What planning kernels read: a chain of layers, and devices (in the order that the caller chose).
+struct Instance {
     int num_layers;
     int num_devices;
     int num_microbatches;
-    const double* work_ms;           // [layers], forward + backward
+    const double* forward_ms;        // [layers]
+    const double* backward_ms;       // [layers]
     const double* output_bytes;      // [layers]
     const double* gradient_bytes;    // [layers]
     const double* parameter_bytes;   // [layers]
-    const double* speed;             // [devices], in the order
-    const double* bytes_per_ms;      // [devices][devices], in the order; 0 = no path
-    const double* latency_ms;        // [devices][devices], in the order
+    const double* speed;             // [devices]
+    const double* bytes_per_ms;      // [devices][devices]; 0 = no path
+    const double* latency_ms;        // [devices][devices]
     bool half_duplex;
 };
 
@@ -77,6 +78,35 @@ struct Partition {
 };
 
 // For each number of stages up to max_stages the partition with the least bottleneck.
-std::vector<Partition> partition(const PartitionInput& input, int max_stages, double limit_ms);
+std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms);
+
+// The fixed-plan bound (bound.hpp): no schedule of these costs takes less. caps[n] is the most
+// microbatches that stage n may hold.
+double plan_bound(const PipelineCosts& costs, const double* all_reduce_ms, const int* caps);
+
+// A plan's stages: layers [end_layer[n-1], end_layer[n]) on the given devices.
+struct PlacedPlan {
+    std::vector<int> end_layer;
+    std::vector<std::vector<int>> devices;
+};
+
+struct Candidates {
+    double least_ms;  // the least bound over all plans considered, at most limit_ms
+    std::vector<PlacedPlan> plans;
+};
+
+// Plans on consecutive devices of the instance's order, with replica counts from `sizes` (rising).
+Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int capacity,
+                         double limit_ms, int num_best, int num_threads);
+
+// Plans on any sets of devices, and a lower bound on all of them. Devices that can be exchanged
+// for one another count as one class, class_of[device] from 0.
+Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of, int capacity,
+                        double limit_ms, int num_best, int num_threads);
+
+// A lower bound on all plans from optimistic links by the sizes of sets alone. `buckets` are the
+// largest sizes of groups of sizes that are taken as one.
+double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int capacity,
+                     double limit_ms, int num_threads);
 
 }  // namespace pipeplan

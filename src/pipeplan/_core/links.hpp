@@ -17,76 +17,90 @@ struct Link {
     double ms_per_byte;  // infinite latency and 0 here: no path
 };
 
-inline Link link_between(const PartitionInput& in, int u, int v) {
+inline Link link_between(const Instance& in, int u, int v) {
     const std::size_t at = static_cast<std::size_t>(u) * in.num_devices + v;
     const std::size_t back = static_cast<std::size_t>(v) * in.num_devices + u;
     if (!(in.bytes_per_ms[at] > 0 && in.bytes_per_ms[back] > 0)) return {kInfinity, 0.0};
     return {in.latency_ms[at], 1.0 / in.bytes_per_ms[at]};
 }
 
-// The undominated links of a set, slowest link first.
+// The undominated links of a set. The first few live inside, so that most sets need no heap.
 class LinkSet {
   public:
     void insert(Link link) {
-        for (const Link& kept : links_)
+        if (link.latency_ms == kInfinity) connected_ = false;
+        for (int i = 0; i < size_; ++i) {
+            const Link& kept = at(i);
             if (kept.latency_ms >= link.latency_ms && kept.ms_per_byte >= link.ms_per_byte) return;
-        links_.erase(std::remove_if(links_.begin(), links_.end(),
-                                    [&](const Link& kept) {
-                                        return kept.latency_ms <= link.latency_ms &&
-                                               kept.ms_per_byte <= link.ms_per_byte;
-                                    }),
-                     links_.end());
-        links_.push_back(link);
+        }
+        int kept = 0;
+        for (int i = 0; i < size_; ++i)
+            if (at(i).latency_ms > link.latency_ms || at(i).ms_per_byte > link.ms_per_byte)
+                at(kept++) = at(i);
+        size_ = kept + 1;
+        if (size_ > kInside && static_cast<int>(more_.size()) < size_ - kInside)
+            more_.resize(size_ - kInside);
+        at(kept) = link;
     }
     void insert(const LinkSet& other) {
-        for (const Link& link : other.links_) insert(link);
+        connected_ = connected_ && other.connected_;
+        for (int i = 0; i < other.size_; ++i) insert(other.at(i));
     }
     double transfer_ms(double bytes_per_pair) const {
         double longest = 0.0;
-        for (const Link& link : links_)
-            longest = std::max(longest, link.latency_ms + bytes_per_pair * link.ms_per_byte);
+        for (int i = 0; i < size_; ++i)
+            longest = std::max(longest, at(i).latency_ms + bytes_per_pair * at(i).ms_per_byte);
         return longest;
     }
-    bool connected() const {
-        for (const Link& link : links_)
-            if (link.latency_ms == kInfinity) return false;
-        return true;
-    }
+    bool connected() const { return connected_; }
 
   private:
-    std::vector<Link> links_;
+    static constexpr int kInside = 2;
+    Link& at(int i) { return i < kInside ? inside_[i] : more_[i - kInside]; }
+    const Link& at(int i) const { return i < kInside ? inside_[i] : more_[i - kInside]; }
+    Link inside_[kInside];
+    std::vector<Link> more_;
+    int size_ = 0;
+    bool connected_ = true;
 };
 
 // Both directions of the channel between the last a devices before a boundary and the first
-// b devices behind it, for all (a, b), by adding one device at a time at the corner.
+// b devices behind it, for all a and b of `sizes` (rising), by adding devices at the corner.
 class ChannelTable {
   public:
-    ChannelTable(const PartitionInput& in, int boundary)
-        : before_(boundary), behind_(in.num_devices - boundary),
-          forward_(static_cast<std::size_t>(before_) * behind_),
-          backward_(static_cast<std::size_t>(before_) * behind_) {
-        for (int a = 1; a <= before_; ++a) {
-            for (int b = 1; b <= behind_; ++b) {
-                const int u = boundary - a, v = boundary + b - 1;
+    ChannelTable(const Instance& in, int boundary, const std::vector<int>& sizes)
+        : num_before_(count_upto(sizes, boundary)),
+          num_behind_(count_upto(sizes, in.num_devices - boundary)),
+          forward_(static_cast<std::size_t>(num_before_) * num_behind_), backward_(forward_.size()) {
+        for (int a = 0; a < num_before_; ++a) {
+            for (int b = 0; b < num_behind_; ++b) {
                 LinkSet &forward = forward_[index(a, b)], &backward = backward_[index(a, b)];
-                if (a > 1) forward = forward_[index(a - 1, b)], backward = backward_[index(a - 1, b)];
-                if (b > 1) {
+                if (a > 0) forward = forward_[index(a - 1, b)], backward = backward_[index(a - 1, b)];
+                if (b > 0) {
                     forward.insert(forward_[index(a, b - 1)]);
                     backward.insert(backward_[index(a, b - 1)]);
                 }
-                forward.insert(link_between(in, u, v));
-                backward.insert(link_between(in, v, u));
+                for (int u = boundary - sizes[a]; u < boundary - (a ? sizes[a - 1] : 0); ++u) {
+                    for (int v = boundary + (b ? sizes[b - 1] : 0); v < boundary + sizes[b]; ++v) {
+                        forward.insert(link_between(in, u, v));
+                        backward.insert(link_between(in, v, u));
+                    }
+                }
             }
         }
     }
+    // By the indices of the sizes.
     const LinkSet& forward(int a, int b) const { return forward_[index(a, b)]; }
     const LinkSet& backward(int a, int b) const { return backward_[index(a, b)]; }
 
   private:
-    std::size_t index(int a, int b) const {
-        return static_cast<std::size_t>(a - 1) * behind_ + (b - 1);
+    static int count_upto(const std::vector<int>& sizes, int most) {
+        return static_cast<int>(std::upper_bound(sizes.begin(), sizes.end(), most) - sizes.begin());
     }
-    int before_, behind_;
+    std::size_t index(int a, int b) const {
+        return static_cast<std::size_t>(a) * num_behind_ + b;
+    }
+    int num_before_, num_behind_;
     std::vector<LinkSet> forward_, backward_;
 };
 
@@ -97,10 +111,17 @@ struct Ring {
     bool connected;
 };
 
+inline Ring make_ring(int num_devices, double slowest_bytes_per_ms, double latency_ms) {
+    const double k = num_devices;
+    if (num_devices == 1) return {0.0, 0.0, true};
+    if (!(slowest_bytes_per_ms > 0)) return {0.0, 0.0, false};
+    return {2.0 * (k - 1) * latency_ms, 2.0 * (k - 1) / k / slowest_bytes_per_ms, true};
+}
+
 // Rings and slowest speeds of all intervals of an order.
 class IntervalTable {
   public:
-    explicit IntervalTable(const PartitionInput& in)
+    explicit IntervalTable(const Instance& in)
         : V_(in.num_devices), rings_(static_cast<std::size_t>(V_) * V_), speed_(rings_.size()) {
         for (int i = 0; i < V_; ++i) {
             double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
@@ -114,11 +135,7 @@ class IntervalTable {
                         latency_ms = std::max(latency_ms, in.latency_ms[at]);
                     }
                 }
-                const bool connected = slowest > 0;
-                rings_[index(i, r)] =
-                    r == 1 ? Ring{0.0, 0.0, true}
-                           : Ring{2.0 * (r - 1) * latency_ms,
-                                  connected ? 2.0 * (r - 1) / r / slowest : 0.0, connected};
+                rings_[index(i, r)] = make_ring(r, slowest, latency_ms);
                 speed_[index(i, r)] = speed;
             }
         }

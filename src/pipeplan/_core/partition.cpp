@@ -12,6 +12,7 @@
 // larger bottleneck is of use to a caller who knows a plan of that time. Both are exact.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "kernels.hpp"
@@ -32,14 +33,16 @@ struct Row {
 
 class Table {
   public:
-    Table(const PartitionInput& in, double limit_ms)
+    Table(const Instance& in, double limit_ms)
         : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), intervals_(in),
           work_ms_(L_ + 1, 0.0), parameter_bytes_(L_ + 1, 0.0) {
         for (int l = 0; l < L_; ++l) {
-            work_ms_[l + 1] = work_ms_[l] + in.work_ms[l];
+            work_ms_[l + 1] = work_ms_[l] + in.forward_ms[l] + in.backward_ms[l];
             parameter_bytes_[l + 1] = parameter_bytes_[l] + in.parameter_bytes[l];
         }
-        for (int j = 0; j < V_; ++j) channels_.emplace_back(in, j);
+        std::vector<int> sizes(V_);
+        std::iota(sizes.begin(), sizes.end(), 1);
+        for (int j = 0; j < V_; ++j) channels_.emplace_back(in, j, sizes);
     }
 
     void add_level() {
@@ -100,8 +103,8 @@ class Table {
         for (int r_before = 1; r_before <= j; ++r_before) {
             const Row& row = levels_[x - 2][index(j, r_before)];
             if (!row.alive()) continue;
-            const LinkSet& forward = channels_[j].forward(r_before, r);
-            const LinkSet& backward = channels_[j].backward(r_before, r);
+            const LinkSet& forward = channels_[j].forward(r_before - 1, r - 1);
+            const LinkSet& backward = channels_[j].backward(r_before - 1, r - 1);
             if (!forward.connected()) continue;
             const double part = 1.0 / (static_cast<double>(r_before) * r);
             for (int l = x - 1; l < L_; ++l) {
@@ -149,7 +152,7 @@ class Table {
         return {std::move(bottleneck), std::move(cut), std::move(behind)};
     }
 
-    const PartitionInput& in_;
+    const Instance& in_;
     const int L_, V_;
     const double limit_ms_;
     const IntervalTable intervals_;
@@ -160,7 +163,7 @@ class Table {
 
 }  // namespace
 
-std::vector<Partition> partition(const PartitionInput& input, int max_stages, double limit_ms) {
+std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms) {
     Table table(input, limit_ms);
     std::vector<Partition> result;
     for (int x = 1; x <= max_stages; ++x) {

@@ -44,15 +44,7 @@ def best_partitions(
     """
     possible = min(len(cost.forward_ms_L), len(order))
     bottleneck_ms, end_layer, num_replicas = _core.partition(
-        cost.forward_ms_L + cost.backward_ms_L,
-        cost.output_bytes_L,
-        cost.gradient_bytes_L,
-        cost.parameter_bytes_L,
-        cost.speed_D[list(order)],
-        cost.bytes_per_ms_DD[np.ix_(order, order)],
-        np.ascontiguousarray(cost.latency_ms_DD[np.ix_(order, order)]),
-        cost.half_duplex,
-        num_microbatches,
+        cost.kernel_instance(num_microbatches, order),
         min(possible, max_stages or possible),
         limit_ms,
     )

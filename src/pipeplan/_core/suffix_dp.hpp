@@ -1,0 +1,260 @@
+// Bellman recursion on the fixed-plan bound, over suffixes of the pipeline.
+//
+// A node is what the stages placed so far (the last ones) occupy; an option is a device set
+// that may be put in front of it, as the next stage towards the input. For each node and first set
+// the recursion keeps, for each first layer, the Pareto front of suffix values: every term of the
+// bound is monotone in them, so nothing that could become the best is lost (except by overflow).
+//
+// A topology says which nodes and options there are:
+//   int num_nodes(); nodes are numbered so that putting a set in front leads to a later node
+//   bool may_end(node): whether the pipeline's last stage may stand directly in front of it
+//   int num_options(): options are 0 .. num_options() - 1
+//   int attach(node, option): the node that results, or -1
+//   DeviceSet set(node, option): what the option is there
+//   int detach(node, option): the node without its first set
+//   int option_size(node, option): the number of devices that share a microbatch
+//   void enter(node): called before anything is put in front of the node
+//   LinkPair links(node, option, next_option): the channel from the option to the node's first set
+//   double head_speed(node): the summed speed of all devices that could still stand in front
+//
+// Whatever the bound puts above `limit_ms`, the time of a plan that the caller has, is dropped.
+// Complexity: O(L) channel steps for each (node, option, next option), O(L^2) stage steps for each
+// (node, option), each times the size of a front.
+#pragma once
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "front.hpp"
+#include "kernels.hpp"
+#include "links.hpp"
+
+namespace pipeplan {
+
+// What decides the times of a set of devices under even shares.
+struct DeviceSet {
+    int num_devices;
+    double slowest_speed;
+    Ring ring;
+};
+
+struct LinkPair {
+    const LinkSet* forward;
+    const LinkSet* backward;
+};
+
+struct DpSettings {
+    int capacity;        // points kept in a front
+    Overflow overflow;
+    double limit_ms;
+    int num_best;        // how many results to trace back
+    int num_threads;
+};
+
+struct PlacedStage {
+    int first_layer, end_layer;
+    int node, option;  // the option put in front of the node
+};
+
+struct DpResult {
+    double least_ms;  // the least bound of all plans, at most limit_ms
+    std::vector<std::vector<PlacedStage>> best;
+};
+
+template <class Topology>
+class SuffixDp {
+  public:
+    SuffixDp(const Instance& in, Topology& topology, const DpSettings& settings)
+        : in_(in), topology_(topology), settings_(settings), L_(in.num_layers),
+          M_(in.num_microbatches), limit_ms_(settings.limit_ms * (1 + 1e-9)), forward_(L_ + 1, 0.0),
+          backward_(L_ + 1, 0.0), parameters_(L_ + 1, 0.0),
+          rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {
+        for (int l = 0; l < L_; ++l) {
+            forward_[l + 1] = forward_[l] + in.forward_ms[l];
+            backward_[l + 1] = backward_[l] + in.backward_ms[l];
+            parameters_[l + 1] = parameters_[l] + in.parameter_bytes[l];
+        }
+    }
+
+    DpResult run() {
+        for (int node = 0; node < topology_.num_nodes(); ++node) {
+            topology_.enter(node);
+            std::vector<int> options;
+            for (int option = 0; option < topology_.num_options(); ++option)
+                if (topology_.attach(node, option) >= 0) options.push_back(option);
+            // Different options in front of one node fill different rows.
+            const int threads = options.size() >= 16 ? settings_.num_threads : 1;
+            if (threads == 1) {
+                Work work(L_);
+                for (int option : options) fill_row(node, option, work);
+                continue;
+            }
+            std::vector<std::thread> pool;
+            for (int t = 0; t < threads; ++t) {
+                pool.emplace_back([&, t] {
+                    Work work(L_);
+                    for (std::size_t k = t; k < options.size(); k += threads)
+                        fill_row(node, options[k], work);
+                });
+            }
+            for (std::thread& thread : pool) thread.join();
+        }
+        return collect();
+    }
+
+  private:
+    // The fronts of one (node, first set): those of first layer l are points[begin[l] .. begin[l+1]).
+    struct Row {
+        std::vector<Point> points;
+        std::vector<int> begin;
+        bool alive() const { return !points.empty(); }
+    };
+
+    // What a thread needs to fill rows.
+    struct Work {
+        explicit Work(int num_layers) : behind(num_layers + 1), fronts(num_layers) {}
+        std::vector<Front> behind;  // by the cut: what lies behind the channel
+        std::vector<Front> fronts;  // by the first layer
+    };
+
+    Row& row(int node, int option) {
+        return rows_[static_cast<std::size_t>(node) * topology_.num_options() + option];
+    }
+    const Row& row(int node, int option) const {
+        return rows_[static_cast<std::size_t>(node) * topology_.num_options() + option];
+    }
+
+    void fill_row(int node, int option, Work& work) {
+        const DeviceSet set = topology_.set(node, option);
+        if (!set.ring.connected) return;
+        const bool any_behind = fill_behind(node, option, set, work);
+        const bool may_end = topology_.may_end(node);
+        if (!any_behind && !may_end) return;
+        const int new_node = topology_.attach(node, option);
+        const double head_speed = topology_.head_speed(new_node);
+        const double rate = 1.0 / (set.num_devices * set.slowest_speed);
+        bool any = false;
+        for (int l = 0; l < L_; ++l) {
+            Front& front = work.fronts[l];
+            front.clear();
+            // The layers before l still have to run in front, at best on all devices there.
+            double head_forward = 0.0, head_work = 0.0;
+            if (l > 0) {
+                if (!(head_speed > 0)) continue;
+                head_forward = forward_[l] / head_speed;
+                head_work = head_forward + backward_[l] / head_speed;
+                if (M_ * head_work > limit_ms_) continue;
+            }
+            const auto keep = [&](const Suffix& value, const Origin& origin) {
+                if (value.last_backward + head_work > limit_ms_ ||
+                    value.last_reduce + head_forward > limit_ms_)
+                    return;
+                front.insert(value, origin, settings_.capacity, settings_.overflow);
+            };
+            for (int cut = l + 1; cut <= L_; ++cut) {
+                const StageCosts stage{
+                    rate * (forward_[cut] - forward_[l]), rate * (backward_[cut] - backward_[l]),
+                    set.ring.fixed_ms + set.ring.ms_per_byte * (parameters_[cut] - parameters_[l])};
+                if (M_ * (stage.forward + stage.backward) + stage.all_reduce + head_forward >
+                    limit_ms_)
+                    break;  // it only grows with the cut
+                if (cut == L_) {
+                    if (may_end) keep(last_stage(stage, M_), {static_cast<std::int16_t>(L_), -1, -1});
+                    break;
+                }
+                const Front& behind = work.behind[cut];
+                for (int k = 0; k < behind.size(); ++k)
+                    keep(before(stage, behind[k].value, M_), behind[k].origin);
+            }
+            any = any || front.size() > 0;
+        }
+        if (!any) return;
+        Row& result = row(new_node, option);
+        result.begin.resize(L_ + 1);
+        for (int l = 0; l < L_; ++l) {
+            result.begin[l] = static_cast<int>(result.points.size());
+            for (int k = 0; k < work.fronts[l].size(); ++k)
+                result.points.push_back(work.fronts[l][k]);
+        }
+        result.begin[L_] = static_cast<int>(result.points.size());
+    }
+
+    // For each cut the front of what lies behind the channel between `option` and the node.
+    bool fill_behind(int node, int option, const DeviceSet& set, Work& work) {
+        for (Front& front : work.behind) front.clear();
+        bool any = false;
+        for (int next = 0; next < topology_.num_options(); ++next) {
+            const Row& rest = row(node, next);
+            if (!rest.alive()) continue;
+            const LinkPair links = topology_.links(node, option, next);
+            if (!links.forward->connected()) continue;
+            const double part = 1.0 / (static_cast<double>(set.num_devices) *
+                                       topology_.option_size(node, next));
+            for (int cut = 1; cut < L_; ++cut) {
+                if (rest.begin[cut] == rest.begin[cut + 1]) continue;
+                const ChannelCosts channel{
+                    links.forward->transfer_ms(part * in_.output_bytes[cut - 1]),
+                    links.backward->transfer_ms(part * in_.gradient_bytes[cut - 1])};
+                if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
+                for (int k = rest.begin[cut]; k < rest.begin[cut + 1]; ++k) {
+                    const Origin origin{static_cast<std::int16_t>(cut),
+                                        static_cast<std::int16_t>(next),
+                                        static_cast<std::int16_t>(k - rest.begin[cut])};
+                    work.behind[cut].insert(
+                        behind_channel(rest.points[k].value, channel, M_, in_.half_duplex), origin,
+                        settings_.capacity, settings_.overflow);
+                    any = true;
+                }
+            }
+        }
+        return any;
+    }
+
+    DpResult collect() const {
+        struct End {
+            double ms;
+            int node, option, index;
+        };
+        std::vector<End> ends;
+        for (int node = 0; node < topology_.num_nodes(); ++node) {
+            for (int option = 0; option < topology_.num_options(); ++option) {
+                const Row& whole = row(node, option);
+                if (!whole.alive()) continue;
+                for (int k = whole.begin[0]; k < whole.begin[1]; ++k)
+                    ends.push_back({whole.points[k].value.last_reduce, node, option, k});
+            }
+        }
+        std::stable_sort(ends.begin(), ends.end(),
+                         [](const End& a, const End& b) { return a.ms < b.ms; });
+        DpResult result{settings_.limit_ms, {}};
+        if (!ends.empty()) result.least_ms = std::min(result.least_ms, ends[0].ms);
+        for (std::size_t k = 0; k < ends.size() && static_cast<int>(k) < settings_.num_best; ++k)
+            result.best.push_back(trace_back(ends[k].node, ends[k].option, ends[k].index));
+        return result;
+    }
+
+    std::vector<PlacedStage> trace_back(int node, int option, int index) const {
+        std::vector<PlacedStage> stages;
+        for (int layer = 0;;) {
+            const Point& point = row(node, option).points[index];
+            const int behind = topology_.detach(node, option);
+            stages.push_back({layer, point.origin.cut, behind, option});
+            if (point.origin.cut == L_) return stages;
+            layer = point.origin.cut;
+            node = behind;
+            option = point.origin.option;
+            index = row(node, option).begin[layer] + point.origin.index;
+        }
+    }
+
+    const Instance& in_;
+    Topology& topology_;
+    const DpSettings settings_;
+    const int L_;
+    const double M_;
+    const double limit_ms_;
+    std::vector<double> forward_, backward_, parameters_;  // prefix sums
+    std::vector<Row> rows_;                                // [node][option]
+};
+
+}  // namespace pipeplan
