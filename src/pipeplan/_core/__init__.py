@@ -4,6 +4,7 @@ Each has a plain Python oracle in `tests/oracles.py` that says what it computes.
 """
 
 from pipeplan._core._kernels import (
+    local_search,
     min_cut,
     partition,
     plan_bound,
@@ -15,6 +16,7 @@ from pipeplan._core._kernels import (
 )
 
 __all__ = [
+    "local_search",
     "min_cut",
     "partition",
     "plan_bound",

@@ -67,3 +67,11 @@ def plan_on_sets(
 def relaxed_bound(
     instance: Instance, buckets: Ints, capacity: int, limit_ms: float, num_threads: int
 ) -> float: ...
+def local_search(
+    instance: Instance,
+    starts: list[PlacedPlan],
+    seed: int,
+    budget: float,
+    target_ms: float,
+    num_threads: int,
+) -> list[tuple[float, int, PlacedPlan]]: ...

@@ -161,19 +161,28 @@ double py_plan_bound(Vector forward, Vector backward, Vector send_forward, Vecto
     return plan_bound(costs, all_reduce.data(), caps.data());
 }
 
-nb::list plans_to_python(const std::vector<PlacedPlan>& plans) {
-    nb::list result;
-    for (const PlacedPlan& plan : plans) {
-        nb::list stages;
-        for (std::size_t n = 0; n < plan.devices.size(); ++n)
-            stages.append(nb::make_tuple(plan.end_layer[n], nb::cast(plan.devices[n])));
-        result.append(stages);
+nb::list plan_to_python(const PlacedPlan& plan) {
+    nb::list stages;
+    for (std::size_t n = 0; n < plan.devices.size(); ++n)
+        stages.append(nb::make_tuple(plan.end_layer[n], nb::cast(plan.devices[n])));
+    return stages;
+}
+
+PlacedPlan plan_from_python(nb::handle stages, const Instance& input) {
+    PlacedPlan plan;
+    for (nb::handle stage : stages) {
+        plan.end_layer.push_back(nb::cast<int>(stage[0]));
+        plan.devices.push_back(nb::cast<std::vector<int>>(stage[1]));
+        for (int u : plan.devices.back()) require(u >= 0 && u < input.num_devices, "known devices");
     }
-    return result;
+    require(!plan.end_layer.empty() && plan.end_layer.back() == input.num_layers, "all layers");
+    return plan;
 }
 
 nb::tuple candidates_to_python(const Candidates& found) {
-    return nb::make_tuple(found.least_ms, plans_to_python(found.plans));
+    nb::list plans;
+    for (const PlacedPlan& plan : found.plans) plans.append(plan_to_python(plan));
+    return nb::make_tuple(found.least_ms, plans);
 }
 
 void require_settings(const Instance& input, const std::vector<int>& sizes, int capacity,
@@ -224,6 +233,24 @@ double py_relaxed_bound(nb::tuple instance, Ints buckets, int capacity, double l
     return relaxed_bound(input, largest, capacity, limit_ms, num_threads);
 }
 
+nb::list py_local_search(nb::tuple instance, nb::list starts, std::uint64_t seed, double budget,
+                         double target_ms, int num_threads) {
+    const InstanceArrays arrays = instance_arrays(instance);
+    const Instance input = arrays.view();
+    require(num_threads >= 1, "threads >= 1");
+    std::vector<PlacedPlan> plans;
+    for (nb::handle start : starts) plans.push_back(plan_from_python(start, input));
+    std::vector<SearchResult> found;
+    {
+        nb::gil_scoped_release release;
+        found = local_search(input, plans, seed, budget, target_ms, num_threads);
+    }
+    nb::list result;
+    for (const SearchResult& one : found)
+        result.append(nb::make_tuple(one.iteration_ms, one.rule, plan_to_python(one.plan)));
+    return result;
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -233,6 +260,8 @@ NB_MODULE(_kernels, m) {
     m.def("run_list", &py_run_list, nb::arg("forward_ms"), nb::arg("backward_ms"),
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
           nb::arg("num_microbatches"), nb::arg("preference"), nb::arg("caps"));
+    m.def("local_search", &py_local_search, nb::arg("instance"), nb::arg("starts"),
+          nb::arg("seed"), nb::arg("budget"), nb::arg("target_ms"), nb::arg("num_threads"));
     m.def("min_cut", &py_min_cut, nb::arg("weights"));
     m.def("partition", &py_partition, nb::arg("instance"), nb::arg("max_stages"),
           nb::arg("limit_ms"));

@@ -48,6 +48,13 @@ enum class Preference {
 // microbatches that stage n may hold at once.
 Trace run_list(const PipelineCosts& costs, Preference preference, const int* caps);
 
+// The rules that the search tries, numbered as pipeplan.schedules.PORTFOLIO lists them.
+constexpr int kNumRules = 6;
+Trace run_rule(const PipelineCosts& costs, int rule);
+
+// When the last all-reduce ends.
+double iteration_ms(const Trace& trace, const double* all_reduce_ms, int num_stages);
+
 // The lightest set of edges whose removal disconnects a graph (Stoer and Wagner 1997).
 struct Cut {
     double weight;
@@ -103,6 +110,18 @@ Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes
 // for one another count as one class, class_of[device] from 0.
 Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of, int capacity,
                         double limit_ms, int num_best, int num_threads);
+
+struct SearchResult {
+    double iteration_ms;
+    int rule;         // of the schedule that takes that long
+    PlacedPlan plan;
+};
+
+// Simulated annealing from each of the starts, each with its own random numbers and its own budget
+// (about a nanosecond a unit); stops at a plan that takes no longer than `target_ms`.
+std::vector<SearchResult> local_search(const Instance& instance,
+                                       const std::vector<PlacedPlan>& starts, std::uint64_t seed,
+                                       double budget, double target_ms, int num_threads);
 
 // A lower bound on all plans from optimistic links by the sizes of sets alone. `buckets` are the
 // largest sizes of groups of sizes that are taken as one.

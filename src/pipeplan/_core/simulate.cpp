@@ -221,4 +221,38 @@ Trace run_list(const PipelineCosts& costs, Preference preference, const int* cap
     return trace;
 }
 
+Trace run_rule(const PipelineCosts& costs, int rule) {
+    const int S = costs.num_stages, M = costs.num_microbatches;
+    std::vector<int> caps(S, M);
+    const auto leave_room = [&](int per_stage_behind) {
+        for (int n = 0; n < S; ++n) caps[n] = per_stage_behind * (S - 1 - n) + 1;
+    };
+    const auto run_warm_up = [&] {  // caps[n] forwards, then one backward and one forward in turn
+        std::vector<Code> codes;
+        for (int n = 0; n < S; ++n) {
+            for (int m = 0; m < std::min(caps[n], M); ++m) codes.push_back(m);
+            for (int m = 0; m < M; ++m) {
+                codes.push_back(-1 - m);
+                if (caps[n] + m < M) codes.push_back(caps[n] + m);
+            }
+        }
+        return run_schedule(costs, codes.data());
+    };
+    switch (rule) {
+        case 0: return run_list(costs, Preference::kUnitPipeline, caps.data());
+        case 1: leave_room(1); return run_warm_up();
+        case 2: leave_room(2); return run_warm_up();
+        case 3: return run_list(costs, Preference::kBackward, caps.data());
+        case 4: leave_room(4); return run_list(costs, Preference::kForward, caps.data());
+        default: leave_room(2); return run_list(costs, Preference::kForward, caps.data());
+    }
+}
+
+double iteration_ms(const Trace& trace, const double* all_reduce_ms, int num_stages) {
+    double latest = 0.0;
+    for (int n = 0; n < num_stages; ++n)
+        latest = std::max(latest, trace.stage_end_ms[n] + all_reduce_ms[n]);
+    return latest;
+}
+
 }  // namespace pipeplan

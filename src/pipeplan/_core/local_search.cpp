@@ -1,0 +1,369 @@
+// Simulated annealing over complete plans: any cuts, any sets of devices.
+//
+// Moves: shift a cut by 1 to 3 layers; move, swap, add, drop or replace a device; swap the sets of
+// two stages; split a stage; merge two; reverse the sets of a run of stages. The temperature falls
+// from 2 % to 0.05 % of the current time. A move is judged by the fixed-plan bound first: what
+// even the bound puts above the time that would be accepted is never simulated.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "bound.hpp"
+#include "kernels.hpp"
+#include "links.hpp"
+
+namespace pipeplan {
+namespace {
+
+constexpr double kHottest = 0.02, kColdest = 0.0005;
+constexpr double kWorthTryingAllRules = 1.03;
+constexpr double kUnitsPerBlock = 50.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
+
+// xoshiro-style generators differ between standard libraries; this one is the same everywhere.
+class Random {
+  public:
+    explicit Random(std::uint64_t seed) : state_(seed) {}
+    std::uint64_t next() {  // splitmix64
+        std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+        return z ^ (z >> 31);
+    }
+    int below(int n) { return static_cast<int>((next() >> 33) % static_cast<std::uint64_t>(n)); }
+    double unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1.0p-53; }
+
+  private:
+    std::uint64_t state_;
+};
+
+struct SearchStage {
+    int first_layer, end_layer;
+    std::vector<int> devices;
+    StageCosts costs;
+    ChannelCosts channel;      // to the next stage
+    bool costs_known = false;  // of this stage
+    bool channel_known = false;
+};
+
+using SearchPlan = std::vector<SearchStage>;
+
+class Search {
+  public:
+    Search(const Instance& in, std::uint64_t seed, double budget, double target_ms)
+        : in_(in), random_(seed), budget_(budget), target_ms_(target_ms * (1 + 1e-12)),
+          forward_(in.num_layers + 1, 0.0), backward_(forward_), parameters_(forward_) {
+        for (int l = 0; l < in.num_layers; ++l) {
+            forward_[l + 1] = forward_[l] + in.forward_ms[l];
+            backward_[l + 1] = backward_[l] + in.backward_ms[l];
+            parameters_[l + 1] = parameters_[l] + in.parameter_bytes[l];
+        }
+    }
+
+    SearchResult run(const PlacedPlan& start) {
+        SearchPlan current = from_placed(start);
+        double current_ms = kInfinity;
+        if (complete(current)) current_ms = simulate(current, 0);
+        best_ = {kInfinity, 0, start};
+        if (current_ms < kInfinity) try_all_rules(current, current_ms);
+        while (spent_ < budget_ && best_.iteration_ms > target_ms_) {
+            const double heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
+            spent_ += kUnitsPerMove;
+            SearchPlan next = current;
+            if (!move(next) || !complete(next)) continue;
+            const double accept_ms = current_ms * (1.0 - heat * std::log(random_.unit()));
+            const double bound = bound_ms(next);
+            if (bound > accept_ms && bound >= best_.iteration_ms) continue;
+            const double next_ms = simulate(next, 0);
+            if (bound < best_.iteration_ms && next_ms < best_.iteration_ms * kWorthTryingAllRules)
+                try_all_rules(next, next_ms);
+            if (next_ms <= accept_ms) {
+                current = std::move(next);
+                current_ms = next_ms;
+            }
+        }
+        return best_;
+    }
+
+  private:
+    static SearchPlan from_placed(const PlacedPlan& placed) {
+        SearchPlan plan;
+        int first = 0;
+        for (std::size_t n = 0; n < placed.devices.size(); ++n) {
+            SearchStage stage;
+            stage.first_layer = first;
+            stage.end_layer = first = placed.end_layer[n];
+            stage.devices = placed.devices[n];
+            plan.push_back(std::move(stage));
+        }
+        return plan;
+    }
+
+    static PlacedPlan to_placed(const SearchPlan& plan) {
+        PlacedPlan placed;
+        for (const SearchStage& stage : plan) {
+            placed.end_layer.push_back(stage.end_layer);
+            placed.devices.push_back(stage.devices);
+        }
+        return placed;
+    }
+
+    std::size_t at(int u, int v) const { return static_cast<std::size_t>(u) * in_.num_devices + v; }
+
+    // Fills in the costs that a move left open; false where a path is missing.
+    bool complete(SearchPlan& plan) {
+        for (std::size_t n = 0; n < plan.size(); ++n) {
+            SearchStage& stage = plan[n];
+            if (!stage.costs_known && !cost_stage(stage)) return false;
+            if (n + 1 < plan.size() && !stage.channel_known && !cost_channel(stage, plan[n + 1]))
+                return false;
+        }
+        return true;
+    }
+
+    bool cost_stage(SearchStage& stage) {
+        double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
+        for (int u : stage.devices) {
+            speed = std::min(speed, in_.speed[u]);
+            for (int v : stage.devices) {
+                if (u == v) continue;
+                slowest = std::min(slowest, in_.bytes_per_ms[at(u, v)]);
+                latency_ms = std::max(latency_ms, in_.latency_ms[at(u, v)]);
+            }
+        }
+        const int k = static_cast<int>(stage.devices.size());
+        spent_ += kUnitsPerPair * k * k;
+        const Ring ring = make_ring(k, slowest, latency_ms);
+        if (!ring.connected) return false;
+        const double rate = 1.0 / (k * speed);
+        const int a = stage.first_layer, b = stage.end_layer;
+        stage.costs = {rate * (forward_[b] - forward_[a]), rate * (backward_[b] - backward_[a]),
+                       ring.fixed_ms + ring.ms_per_byte * (parameters_[b] - parameters_[a])};
+        stage.costs_known = true;
+        return true;
+    }
+
+    bool cost_channel(SearchStage& stage, const SearchStage& next) {
+        const double part = 1.0 / (static_cast<double>(stage.devices.size()) * next.devices.size());
+        const double there_bytes = part * in_.output_bytes[stage.end_layer - 1];
+        const double back_bytes = part * in_.gradient_bytes[stage.end_layer - 1];
+        ChannelCosts channel{0.0, 0.0};
+        for (int u : stage.devices) {
+            for (int v : next.devices) {
+                const double there = in_.bytes_per_ms[at(u, v)], back = in_.bytes_per_ms[at(v, u)];
+                if (!(there > 0 && back > 0)) return false;
+                channel.there =
+                    std::max(channel.there, in_.latency_ms[at(u, v)] + there_bytes / there);
+                channel.back = std::max(channel.back, in_.latency_ms[at(v, u)] + back_bytes / back);
+            }
+        }
+        spent_ += kUnitsPerPair * static_cast<double>(stage.devices.size()) * next.devices.size();
+        stage.channel = channel;
+        stage.channel_known = true;
+        return true;
+    }
+
+    double bound_ms(const SearchPlan& plan) const {
+        const double M = in_.num_microbatches;
+        Suffix suffix = last_stage(plan.back().costs, M);
+        for (std::size_t n = plan.size() - 1; n-- > 0;)
+            suffix = before(plan[n].costs,
+                            behind_channel(suffix, plan[n].channel, M, in_.half_duplex), M);
+        return suffix.last_reduce;
+    }
+
+    double simulate(const SearchPlan& plan, int rule) {
+        const int S = static_cast<int>(plan.size());
+        forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
+        there_C_.resize(S), back_C_.resize(S);
+        for (int n = 0; n < S; ++n) {
+            forward_S_[n] = plan[n].costs.forward;
+            backward_S_[n] = plan[n].costs.backward;
+            reduce_S_[n] = plan[n].costs.all_reduce;
+            there_C_[n] = plan[n].channel.there;
+            back_C_[n] = plan[n].channel.back;
+        }
+        const PipelineCosts costs{S, in_.num_microbatches, forward_S_.data(), backward_S_.data(),
+                                  there_C_.data(), back_C_.data(), in_.half_duplex};
+        spent_ += kUnitsPerBlock * in_.num_microbatches * (4 * S - 2);
+        return iteration_ms(run_rule(costs, rule), reduce_S_.data(), S);
+    }
+
+    void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
+        for (int rule = 0; rule < kNumRules; ++rule) {
+            const double ms = rule == 0 ? first_rule_ms : simulate(plan, rule);
+            if (ms < best_.iteration_ms) best_ = {ms, rule, to_placed(plan)};
+        }
+    }
+
+    // ------------------------------------------------------------------ moves
+
+    static void forget_stage(SearchPlan& plan, int n) {
+        plan[n].costs_known = plan[n].channel_known = false;
+        if (n > 0) plan[n - 1].channel_known = false;
+    }
+
+    bool move(SearchPlan& plan) {
+        switch (random_.below(12)) {
+            case 0: case 1: case 2: return shift_cut(plan);
+            case 3: case 4: return move_device(plan);
+            case 5: return swap_devices(plan);
+            case 6: return swap_sets(plan);
+            case 7: return split(plan);
+            case 8: return merge(plan);
+            case 9: return reverse_sets(plan);
+            case 10: return use_unused(plan);
+            default: return drop_device(plan);
+        }
+    }
+
+    bool shift_cut(SearchPlan& plan) {
+        if (plan.size() < 2) return false;
+        const int n = random_.below(static_cast<int>(plan.size()) - 1);
+        const int by = (1 + random_.below(3)) * (random_.below(2) ? 1 : -1);
+        const int cut = plan[n].end_layer + by;
+        if (cut <= plan[n].first_layer || cut >= plan[n + 1].end_layer) return false;
+        plan[n].end_layer = plan[n + 1].first_layer = cut;
+        forget_stage(plan, n);
+        plan[n + 1].costs_known = false;
+        return true;
+    }
+
+    bool move_device(SearchPlan& plan) {
+        const int S = static_cast<int>(plan.size());
+        if (S < 2) return false;
+        const int from = random_.below(S), to = random_.below(S);
+        if (from == to || plan[from].devices.size() < 2) return false;
+        plan[to].devices.push_back(take(plan[from].devices));
+        forget_stage(plan, from);
+        forget_stage(plan, to);
+        return true;
+    }
+
+    bool swap_devices(SearchPlan& plan) {
+        const int S = static_cast<int>(plan.size());
+        if (S < 2) return false;
+        const int a = random_.below(S), b = random_.below(S);
+        if (a == b) return false;
+        std::swap(pick(plan[a].devices), pick(plan[b].devices));
+        forget_stage(plan, a);
+        forget_stage(plan, b);
+        return true;
+    }
+
+    bool swap_sets(SearchPlan& plan) {
+        const int S = static_cast<int>(plan.size());
+        if (S < 2) return false;
+        const int a = random_.below(S), b = random_.below(S);
+        if (a == b) return false;
+        std::swap(plan[a].devices, plan[b].devices);
+        forget_stage(plan, a);
+        forget_stage(plan, b);
+        return true;
+    }
+
+    bool split(SearchPlan& plan) {
+        const int n = random_.below(static_cast<int>(plan.size()));
+        const int layers = plan[n].end_layer - plan[n].first_layer;
+        const int devices = static_cast<int>(plan[n].devices.size());
+        if (layers < 2 || devices < 2) return false;
+        SearchStage behind;
+        const int cut = plan[n].first_layer + 1 + random_.below(layers - 1);
+        const int moved = 1 + random_.below(devices - 1);
+        behind.first_layer = cut;
+        behind.end_layer = plan[n].end_layer;
+        plan[n].end_layer = cut;
+        for (int k = 0; k < moved; ++k) behind.devices.push_back(take(plan[n].devices));
+        plan.insert(plan.begin() + n + 1, std::move(behind));
+        forget_stage(plan, n);
+        return true;
+    }
+
+    bool merge(SearchPlan& plan) {
+        if (plan.size() < 2) return false;
+        const int n = random_.below(static_cast<int>(plan.size()) - 1);
+        plan[n].end_layer = plan[n + 1].end_layer;
+        plan[n].devices.insert(plan[n].devices.end(), plan[n + 1].devices.begin(),
+                               plan[n + 1].devices.end());
+        plan.erase(plan.begin() + n + 1);
+        forget_stage(plan, n);
+        return true;
+    }
+
+    bool reverse_sets(SearchPlan& plan) {
+        const int S = static_cast<int>(plan.size());
+        if (S < 3) return false;
+        const int a = random_.below(S), b = random_.below(S);
+        for (int low = std::min(a, b), high = std::max(a, b); low < high; ++low, --high)
+            std::swap(plan[low].devices, plan[high].devices);
+        for (int n = std::min(a, b); n <= std::max(a, b); ++n) forget_stage(plan, n);
+        return a != b;
+    }
+
+    // Gives a device that no stage has to a stage: as one more, or in place of one of its own.
+    bool use_unused(SearchPlan& plan) {
+        std::vector<std::uint8_t> used(in_.num_devices, 0);
+        int num_used = 0;
+        for (const SearchStage& stage : plan)
+            for (int u : stage.devices) used[u] = 1, ++num_used;
+        if (num_used == in_.num_devices) return false;
+        int skip = random_.below(in_.num_devices - num_used), device = 0;
+        while (used[device] || skip-- > 0) ++device;
+        const int n = random_.below(static_cast<int>(plan.size()));
+        if (random_.below(2)) pick(plan[n].devices) = device;
+        else plan[n].devices.push_back(device);
+        forget_stage(plan, n);
+        return true;
+    }
+
+    bool drop_device(SearchPlan& plan) {
+        const int n = random_.below(static_cast<int>(plan.size()));
+        if (plan[n].devices.size() < 2) return false;
+        take(plan[n].devices);
+        forget_stage(plan, n);
+        return true;
+    }
+
+    int& pick(std::vector<int>& devices) {
+        return devices[random_.below(static_cast<int>(devices.size()))];
+    }
+    int take(std::vector<int>& devices) {
+        std::swap(pick(devices), devices.back());
+        const int device = devices.back();
+        devices.pop_back();
+        return device;
+    }
+
+    const Instance& in_;
+    Random random_;
+    const double budget_, target_ms_;
+    double spent_ = 0.0;
+    std::vector<double> forward_, backward_, parameters_;  // prefix sums
+    std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
+    SearchResult best_;
+};
+
+}  // namespace
+
+std::vector<SearchResult> local_search(const Instance& instance,
+                                       const std::vector<PlacedPlan>& starts, std::uint64_t seed,
+                                       double budget, double target_ms, int num_threads) {
+    std::vector<SearchResult> results(starts.size());
+    const auto work = [&](std::size_t first) {
+        for (std::size_t k = first; k < starts.size(); k += num_threads) {
+            Search search(instance, seed * 1000003ULL + k, budget, target_ms);
+            results[k] = search.run(starts[k]);
+        }
+    };
+    if (num_threads == 1 || starts.size() == 1) {
+        for (std::size_t first = 0; first < static_cast<std::size_t>(num_threads); ++first) work(first);
+        return results;
+    }
+    std::vector<std::thread> pool;
+    for (int t = 0; t < num_threads; ++t) pool.emplace_back(work, static_cast<std::size_t>(t));
+    for (std::thread& thread : pool) thread.join();
+    return results;
+}
+
+}  // namespace pipeplan
