@@ -184,6 +184,15 @@ class Bound:
     lower_bound_ms: float
     scope: BoundScope
 
+    def gap(self, iteration_ms: float) -> float:
+        """By which fraction, at most, a plan of that time is slower than the best."""
+        return iteration_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+
+    def verdict(self, iteration_ms: float) -> str:
+        """The certificate in words."""
+        gap = self.gap(iteration_ms)
+        return "optimal" if gap < 1e-6 else f"at most {100 * gap:.2g} % from the optimum"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

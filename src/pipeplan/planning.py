@@ -1,12 +1,16 @@
 """The door: inputs in, a finished plan out, by whichever planner is asked for."""
 
 import math
+import os
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan, Schedule
+from pipeplan.planner.best import plan_best
 from pipeplan.planner.spp import plan_spp
 from pipeplan.prediction import predict
 from pipeplan.problem import Planner, Problem
@@ -15,18 +19,23 @@ from pipeplan.spelling import nearest
 
 __all__ = ["PLANNERS", "plan"]
 
-PLANNERS: dict[str, Planner] = {"spp": plan_spp}
+PLANNERS: dict[str, Planner] = {"best": plan_best, "spp": plan_spp}
 
 MAX_MICROBATCHES = 65_536
+MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 
 
 def plan(
     model: ModelProfile,
     cluster: Cluster,
     microbatches: int = 16,
-    planner: str = "spp",
+    planner: str = "best",
     *,
     seed: int = 0,
+    effort: float = 1.0,
+    time_limit_s: float | None = None,
+    num_threads: int | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan that `planner` makes to train `model` on `cluster`.
 
@@ -36,6 +45,10 @@ def plan(
         microbatches: how many of them make an iteration.
         planner: one of `PLANNERS`.
         seed: for planners that draw random numbers; the same seed gives the same plan.
+        effort: how much more, or less, to search than usual, from 0.01 to 1,000.
+        time_limit_s: stop searching then; the one thing that makes plans differ from run to run.
+        num_threads: by default one for each processor; never changes the plan.
+        report: is told about progress, a short line each time.
 
     Raises:
         InputError: an unknown planner, or a number of microbatches that cannot be.
@@ -45,7 +58,19 @@ def plan(
         raise InputError(f"planner: {planner!r} is not known{nearest(planner, PLANNERS)}")
     if not 1 <= microbatches <= MAX_MICROBATCHES:
         raise InputError(f"microbatches: {microbatches} is not within 1..{MAX_MICROBATCHES}")
-    problem = Problem(cost=CostModel(model, cluster), num_microbatches=microbatches, seed=seed)
+    if not MIN_EFFORT <= effort <= MAX_EFFORT:
+        raise InputError(f"effort: {effort:g} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise InputError(f"time_limit_s: {time_limit_s:g} is not above zero")
+    problem = Problem(
+        cost=CostModel(model, cluster),
+        num_microbatches=microbatches,
+        seed=seed,
+        effort=effort,
+        deadline=math.inf if time_limit_s is None else time.monotonic() + time_limit_s,
+        num_threads=num_threads or os.cpu_count() or 1,
+        report=report or (lambda _: None),
+    )
     _require_room(model, cluster)
     draft = PLANNERS[planner](problem)
     return Plan(
@@ -56,7 +81,13 @@ def plan(
         schedule=Schedule.from_codes(draft.codes.tolist()),
         planner=planner,
         predicted=predict(problem, draft),
-        options={"microbatches": microbatches, "planner": planner},
+        options={
+            "microbatches": microbatches,
+            "planner": planner,
+            "effort": effort,
+            **({} if time_limit_s is None else {"time_limit_s": time_limit_s}),
+            **draft.notes,
+        },
         seed=seed,
         version=version("pipeplan"),
     )

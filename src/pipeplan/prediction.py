@@ -25,4 +25,5 @@ def predict(problem: Problem, draft: Draft) -> Prediction:
         bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,
         peak_memory_gb=peak_memory_gb,
         schedule_guarantee_ms=draft.schedule_guarantee_ms,
+        bound=draft.bound,
     )

@@ -1,11 +1,13 @@
 """What every planner gets, and what it gives back."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import Stage
+from pipeplan.pipeline import Bound, Stage
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
@@ -19,6 +21,14 @@ class Problem:
     cost: CostModel
     num_microbatches: int
     seed: int = 0
+    effort: float = 1.0
+    """How much more, or less, search than usual; planners without a search ignore it."""
+    deadline: float = math.inf
+    """When to stop searching, on the clock of `time.monotonic`."""
+    num_threads: int = 1
+    """Never changes the result."""
+    report: Callable[[str], None] = lambda _: None
+    """Told about progress, a short line each."""
 
     @property
     def model(self) -> ModelProfile:
@@ -41,6 +51,10 @@ class Draft:
     iteration_ms: float
     schedule_guarantee_ms: float | None = None
     """Set where the schedule is PE's."""
+    bound: Bound | None = None
+    """Set by planners that prove how far from the optimum they can be."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the planner wants to be recorded among the plan's options."""
 
 
 Planner = Callable[[Problem], Draft]

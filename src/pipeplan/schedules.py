@@ -30,7 +30,14 @@ import numpy as np
 from pipeplan.cost import PipelineCosts
 from pipeplan.simulator import Codes, Preference, Run, run_list, run_schedule
 
-__all__ = ["SCHEDULES", "ScheduleRule", "fixed_codes", "run_pe", "schedule_guarantee_ms"]
+__all__ = [
+    "PORTFOLIO",
+    "SCHEDULES",
+    "ScheduleRule",
+    "fixed_codes",
+    "run_pe",
+    "schedule_guarantee_ms",
+]
 
 ScheduleRule = Callable[[PipelineCosts, int], Run]
 """From costs and a number of microbatches to one iteration in the rule's order."""
@@ -105,3 +112,6 @@ SCHEDULES: dict[str, ScheduleRule] = {
     "capped-4": _run_capped_4,
     "capped-2": _run_capped_2,
 }
+
+PORTFOLIO = ("pe", "1f1b", "eager-1f1b", "backward-first", "capped-4", "capped-2")
+"""The rules of which the best is kept, numbered as the kernels number them; `gpipe` never wins."""

@@ -2,6 +2,7 @@
 
 import click
 
+from pipeplan.commands.progress import progress_line
 from pipeplan.commands.shared import print_json, print_plan, resolve_cluster, resolve_model, say
 
 __all__ = ["demo_command", "plan_command"]
@@ -11,8 +12,10 @@ __all__ = ["demo_command", "plan_command"]
 @click.argument("model")
 @click.argument("cluster")
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
-@click.option("--planner", default="spp", show_default=True, help="The algorithm.")
+@click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
+@click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
+@click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan_command(
@@ -21,6 +24,8 @@ def plan_command(
     microbatches: int,
     planner: str,
     seed: int,
+    effort: float,
+    time_limit: float | None,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -33,6 +38,9 @@ def plan_command(
         microbatches=microbatches,
         planner=planner,
         seed=seed,
+        effort=effort,
+        time_limit_s=time_limit,
+        report=progress_line(),
     )
     if output:
         from pipeplan.files import write_plan

@@ -38,7 +38,10 @@ def _summary(plan: Plan, timeline: Timeline) -> Text:
         text.append(f", {plan.predicted.bubble_fraction:.1%} bubble")
         if plan.predicted.schedule_guarantee_ms is not None:
             text.append(f", guaranteed <= {humanise_ms(plan.predicted.schedule_guarantee_ms)}")
-        text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} at most")
+        text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} peak")
+        if plan.predicted.bound is not None:
+            verdict = plan.predicted.bound.verdict(timeline.iteration_ms)
+            text.append(f"\n{verdict}", style="bold")
     text.append(f" (planner {_short(plan.planner)}; times in ms)")
     return text
 

@@ -1,0 +1,112 @@
+"""Planning time of `best` over (layers, devices), and of the paper's partition against a naive one.
+
+    python benchmarks/speed/run.py [--write]
+
+Each instance: a synthetic transformer-like model on hosts of eight devices, and on random links.
+"""
+
+import argparse
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pipeplan as pp
+from pipeplan.cluster import Cluster, Device
+
+SIZES = {(24, 8): 100, (50, 16): 300, (100, 64): 1000, (200, 256): 3000, (200, 1024): 10000}
+"""(layers, devices) -> milliseconds allowed."""
+MICROBATCHES = 16
+
+
+def make_model(num_layers: int, seed: int) -> pp.ModelProfile:
+    rng = random.Random(seed)
+    return pp.ModelProfile(
+        name=f"synthetic-{num_layers}",
+        microbatch_size=8,
+        layers=tuple(
+            pp.LayerProfile(
+                name=str(index),
+                forward_ms=rng.uniform(2, 6),
+                backward_ms=rng.uniform(4, 12),
+                output_bytes=rng.choice([8e6, 16e6, 32e6]),
+                parameter_bytes=rng.uniform(10e6, 60e6),
+            )
+            for index in range(num_layers)
+        ),
+    )
+
+
+def make_cluster(num_devices: int, kind: str, seed: int) -> pp.Cluster:
+    if kind == "hosts":
+        groups = [pp.HostGroup(count=max(1, num_devices // 8), devices=8, bandwidth_gb_per_s=50)]
+        return pp.expand_hosts("hosts", groups, between_hosts_gb_per_s=5)
+    rng = random.Random(seed)
+    rows = [[10 ** rng.uniform(0, 1.5) for _ in range(num_devices)] for _ in range(num_devices)]
+    return Cluster(
+        name="random",
+        devices=tuple(Device(name=str(index)) for index in range(num_devices)),
+        bandwidth_gb_per_s=tuple(map(tuple, rows)),
+    )
+
+
+def measure(num_layers: int, num_devices: int, kind: str, planner: str, runs: int) -> dict:
+    model, cluster = make_model(num_layers, 1), make_cluster(num_devices, kind, 1)
+    seconds = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        plan = pp.plan(model, cluster, MICROBATCHES, planner)
+        seconds.append(time.perf_counter() - begin)
+    gap = plan.bound.gap(plan.iteration_ms) if plan.bound else None
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "ms": statistics.median(seconds) * 1e3,
+        "gap": gap,
+        "bound": plan.options.get("bound", ""),
+        "peak_mb": peak_mb,
+    }
+
+
+def measure_in_process(*arguments) -> dict:
+    """In a process of its own, so that its memory is its own."""
+    code = f"import run; print(run.measure{arguments!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return eval(done.stdout)  # noqa: S307 - our own output
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true", help="write results.md")
+    parser.add_argument("--upto", type=int, default=1024, help="devices")
+    arguments = parser.parse_args()
+    lines = [
+        "| layers | devices | links | allowed ms | best ms | gap % | bound | peak MB | spp ms |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (num_layers, num_devices), allowed in SIZES.items():
+        if num_devices > arguments.upto:
+            continue
+        for kind in ("hosts", "random"):
+            runs = 5 if num_devices <= 64 else 1
+            best = measure_in_process(num_layers, num_devices, kind, "best", runs)
+            spp_ms = ""
+            if num_devices <= 64:
+                spp_ms = f"{measure_in_process(num_layers, num_devices, kind, 'spp', 3)['ms']:.0f}"
+            lines.append(
+                f"| {num_layers} | {num_devices} | {kind} | {allowed} | {best['ms']:.0f} |"
+                f" {100 * best['gap']:.2f} | {best['bound']} | {best['peak_mb']:.0f} | {spp_ms} |"
+            )
+            print(lines[-1], flush=True)
+    if arguments.write:
+        Path(__file__).with_name("results.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Plan on iteration time itself, and prove how close to the optimum the result is.
+
+The fixed-plan bound (`_core/bound.hpp`) is the objective: unlike the paper's bottleneck it knows
+fill, drain, round trips and where an all-reduce hides. The steps, each of which starts
+from the best time so far and drops what cannot beat it:
+
+1. complete plans as starting points: data parallel, even 1F1B, and whatever the caller offers;
+2. the recursion on the bound over several device orders (`_core/plan_on_order.cpp`), first with
+   few replica counts and narrow fronts, then with all;
+3. the paper's partitions (`spp`), those that could still win;
+4. a lower bound for every plan; for small clusters by the same recursion over all sets of
+   devices, which yields plans as well;
+5. local search from the best different plans (`_core/local_search.cpp`), until its budget is
+   spent or the bound is met.
+
+Every plan is simulated under a portfolio of schedules before it counts. Never slower than
+any of its starting points. The same input, seed and effort give the same plan whatever the number
+of threads; only a time limit can change that.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from pipeplan import _core
+from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.planner.device_classes import device_classes, num_set_triples
+from pipeplan.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planner.device_orders import device_orders
+from pipeplan.planner.incumbent import Incumbent, placed_stages
+from pipeplan.planner.lower_bound import relaxed_bound_ms, work_bound_ms
+from pipeplan.planner.partition import best_partitions
+from pipeplan.problem import Draft, Problem
+
+__all__ = ["plan_best"]
+
+OPTIMAL_WITHIN = 1e-9
+NUM_CANDIDATES = 10
+NUM_STARTS = 4
+MAX_SET_STEPS = 6e6
+"""Triples of sets times layers up to which planning on sets is worth its time."""
+
+
+def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
+    """The fastest plan that all of the above finds, with its certificate."""
+    search = _Search(problem)
+    search.offer_simple_plans()
+    for draft in starts:
+        search.incumbent.offer_draft(draft)
+    try:
+        search.plan_on_orders()
+        search.improve(search.budget / 4, rounds=1)
+        search.prove()
+        search.improve(search.budget, rounds=max(1, round(problem.effort)))
+    except KeyboardInterrupt:
+        problem.report("interrupted; keeping the best plan so far")
+    return search.draft()
+
+
+class _Search:
+    """The state of one planning run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.cost = problem.cost
+        self.num_devices = len(problem.cost.speed_D)
+        self.num_layers = len(problem.cost.forward_ms_L)
+        self.incumbent = Incumbent(problem.cost, problem.num_microbatches)
+        self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
+        self.bound_name = "work"
+        self.orders = device_orders(problem.cost)
+        self._num_searches = 0
+
+    @property
+    def budget(self) -> float:
+        """What each start of the local search may spend, about a nanosecond a unit.
+
+        Grows with the cluster, so that planning stays within the time that people wait.
+        """
+        for devices, budget in ((8, 12e6), (16, 40e6), (64, 120e6), (256, 250e6)):
+            if self.num_devices <= devices:
+                return budget * min(1.0, self.problem.effort)
+        return 600e6 * min(1.0, self.problem.effort)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the best plan meets the bound."""
+        return self.incumbent.iteration_ms <= self.bound_ms * (1 + OPTIMAL_WITHIN)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the caller's time is up."""
+        return time.monotonic() >= self.problem.deadline
+
+    def offer_simple_plans(self) -> None:
+        """Data parallel on the largest connected part, and even 1F1B on the first order."""
+        everything = range(self.num_layers)
+        part = max(connected_parts(self.cost), key=len)
+        self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
+        self.incumbent.offer((Stage(layers=everything, devices=tuple(part)),))
+        num_stages = min(self.num_layers, self.num_devices)
+        cuts = [self.num_layers * n // num_stages for n in range(num_stages + 1)]
+        for order in (tuple(range(self.num_devices)), self.orders[0]):
+            self.incumbent.offer(
+                tuple(
+                    Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],))
+                    for n in range(num_stages)
+                )
+            )
+
+    def plan_on_orders(self) -> None:
+        """The recursion on every order: powers of two first, then finer; then the paper's."""
+        cascade = [(_powers_of_two(self.num_devices), 1)]
+        if self.num_devices <= 256:
+            cascade.append((_powers_of_two(self.num_devices), 4))
+        cascade.append((_coarse_sizes(self.num_devices), 4))
+        if self.num_devices <= 64:
+            capacity = 8 if self.num_devices <= 16 else 4
+            cascade.append((list(range(1, self.num_devices + 1)), capacity))
+        for sizes, capacity in cascade:
+            for order in self.orders:
+                if self.is_late:
+                    return
+                self.problem.report(f"planning with {len(sizes)} replica counts")
+                _, plans = _core.plan_on_order(
+                    self.cost.kernel_instance(self.problem.num_microbatches, order),
+                    np.array(sizes, dtype=np.int32),
+                    capacity,
+                    self.incumbent.iteration_ms,
+                    NUM_CANDIDATES,
+                    self.problem.num_threads,
+                )
+                for placed in plans:
+                    mapped = [(end, [order[position] for position in at]) for end, at in placed]
+                    self.incumbent.offer(placed_stages(mapped))
+        self.offer_partitions()
+
+    def offer_partitions(self) -> None:
+        """The paper's partitions that are not ruled out by the best time so far."""
+        if self.num_devices > 64:
+            return
+        for part in connected_parts(self.cost):
+            order = recursive_device_order(self.cost, part)
+            for partition in best_partitions(
+                self.cost,
+                order,
+                self.problem.num_microbatches,
+                limit_ms=self.incumbent.iteration_ms,
+            ):
+                self.incumbent.offer(partition.stages)
+
+    def prove(self) -> None:
+        """The best lower bound that is worth its time."""
+        if self.is_optimal or self.is_late:
+            return
+        self.problem.report("proving a lower bound")
+        limit_ms = self.incumbent.iteration_ms
+        relaxed_ms = relaxed_bound_ms(
+            self.cost, self.problem.num_microbatches, limit_ms, self.problem.num_threads
+        )
+        self._raise_bound(relaxed_ms, "relaxed")
+        if self.is_optimal or self.num_devices > 24:
+            return
+        classes = device_classes(self.cost)
+        if num_set_triples(classes) * self.num_layers > MAX_SET_STEPS:
+            return
+        exact_ms, plans = _core.plan_on_sets(
+            self.cost.kernel_instance(self.problem.num_microbatches),
+            classes,
+            8,
+            limit_ms,
+            NUM_CANDIDATES,
+            self.problem.num_threads,
+        )
+        self._raise_bound(exact_ms, "exact-sets")
+        for placed in plans:
+            self.incumbent.offer(placed_stages(placed))
+
+    def improve(self, budget: float, rounds: int) -> None:
+        """Local search from the best different plans; later rounds go on from what it found."""
+        for _ in range(rounds):
+            if self.is_optimal or self.is_late:
+                return
+            self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
+            starts = self.incumbent.pool(NUM_STARTS)
+            self._num_searches += 1
+            found = _core.local_search(
+                self.cost.kernel_instance(self.problem.num_microbatches),
+                starts,
+                self.problem.seed * 1_000_003 + self._num_searches,
+                budget,
+                self.bound_ms,
+                self.problem.num_threads,
+            )
+            for _, _, placed in found:
+                self.incumbent.offer(placed_stages(placed))
+
+    def draft(self) -> Draft:
+        """The best plan with its certificate."""
+        lower_bound_ms = min(self.bound_ms, self.incumbent.iteration_ms)
+        return replace(
+            self.incumbent.draft(),
+            bound=Bound(lower_bound_ms=lower_bound_ms, scope=BoundScope.EVEN_SHARES),
+            notes={"bound": self.bound_name},
+        )
+
+    def _raise_bound(self, bound_ms: float, name: str) -> None:
+        if bound_ms > self.bound_ms:
+            self.bound_ms, self.bound_name = bound_ms, name
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length()) if 2**k <= most]
+
+
+def _coarse_sizes(most: int) -> list[int]:
+    """1 to 8, then multiples of 8 up to 256, then powers of two."""
+    sizes = {*range(1, 9), *range(8, 257, 8), *_powers_of_two(most)}
+    return sorted(size for size in sizes if size <= most)

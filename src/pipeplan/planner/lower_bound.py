@@ -1,0 +1,48 @@
+"""How fast any plan at all could be: the certificate that comes with a plan.
+
+Three bounds, each valid for every plan with even shares and without recomputation
+(docs/theory.md has the proofs):
+
+- exact-sets: the least fixed-plan bound over all cuts and all sets of devices
+  (`_core/plan_on_sets.cpp`), up to where its states can be counted;
+- relaxed: the same with links as good as the sizes of sets allow (`_core/relaxed_bound.cpp`);
+- work: all the work over all the speed there is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeplan import _core
+from pipeplan.cost import CostModel
+
+__all__ = ["bucket_sizes", "relaxed_bound_ms", "work_bound_ms"]
+
+FRONT_CAPACITY = 8
+EXACT_SIZES_UPTO = 64
+
+
+def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
+    """All microbatches' work spread over all devices, without any loss."""
+    work_ms = float((cost.forward_ms_L + cost.backward_ms_L).sum())
+    return num_microbatches * work_ms / float(cost.speed_D.sum())
+
+
+def relaxed_bound_ms(
+    cost: CostModel, num_microbatches: int, limit_ms: float, num_threads: int
+) -> float:
+    """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
+    buckets = np.array(bucket_sizes(len(cost.speed_D)), dtype=np.int32)
+    return _core.relaxed_bound(
+        cost.kernel_instance(num_microbatches), buckets, FRONT_CAPACITY, limit_ms, num_threads
+    )
+
+
+def bucket_sizes(num_devices: int) -> Sequence[int]:
+    """The largest sizes of the groups in which set sizes are taken: one each, wider beyond 16."""
+    if num_devices <= EXACT_SIZES_UPTO:
+        return range(1, num_devices + 1)
+    sizes = list(range(1, 17))
+    while sizes[-1] < num_devices:
+        sizes.append(min(num_devices, sizes[-1] + max(1, sizes[-1] // 8)))
+    return sizes
