@@ -188,13 +188,14 @@ class TestPlan:
                 run_pe(cost.pipeline_costs(partition.stages), 8).iteration_ms
                 for partition in best_partitions(cost, order, 8)
             )
-            assert plan(cost.model, cost.cluster, 8).iteration_ms == pytest.approx(fastest)
+            made = plan(cost.model, cost.cluster, 8, "spp")
+            assert made.iteration_ms == pytest.approx(fastest)
 
     def test_the_guarantee_against_the_bottleneck_holds(self):
         """(1 + (4S - 4)/M) * W + max AR, with W the bottleneck, all-reduce included."""
         for seed in range(200):
             rng = random.Random(seed)
-            made = plan(random_model(rng, 8), random_cluster(rng, 6), rng.randint(1, 16))
+            made = plan(random_model(rng, 8), random_cluster(rng, 6), rng.randint(1, 16), "spp")
             cost = CostModel(made.model, made.cluster)
             bottleneck = bottleneck_ms(cost, made.stages, made.microbatches)
             reduce_ms = cost.pipeline_costs(made.stages).all_reduce_ms_S.max()

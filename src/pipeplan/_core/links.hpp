@@ -64,6 +64,31 @@ class LinkSet {
     bool connected_ = true;
 };
 
+struct Range {
+    int first, end;
+};
+
+// Inserts all links from one range of devices to another. Where all latencies
+// are alike, which is the rule, the slowest link alone is inserted: one pass over plain numbers.
+inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links) {
+    const std::size_t V = in.num_devices;
+    double slowest = kInfinity, shortest = kInfinity, longest = 0.0;
+    for (int u = senders.first; u < senders.end; ++u) {
+        const double *rate = in.bytes_per_ms + u * V, *latency = in.latency_ms + u * V;
+        for (int v = receivers.first; v < receivers.end; ++v) {
+            slowest = std::min(slowest, rate[v]);
+            shortest = std::min(shortest, latency[v]);
+            longest = std::max(longest, latency[v]);
+        }
+    }
+    if (slowest > 0 && shortest == longest) {
+        links.insert({longest, 1.0 / slowest});
+        return;
+    }
+    for (int u = senders.first; u < senders.end; ++u)
+        for (int v = receivers.first; v < receivers.end; ++v) links.insert(link_between(in, u, v));
+}
+
 // Both directions of the channel between the last a devices before a boundary and the first
 // b devices behind it, for all a and b of `sizes` (rising), by adding devices at the corner.
 class ChannelTable {
@@ -80,12 +105,13 @@ class ChannelTable {
                     forward.insert(forward_[index(a, b - 1)]);
                     backward.insert(backward_[index(a, b - 1)]);
                 }
-                for (int u = boundary - sizes[a]; u < boundary - (a ? sizes[a - 1] : 0); ++u) {
-                    for (int v = boundary + (b ? sizes[b - 1] : 0); v < boundary + sizes[b]; ++v) {
-                        forward.insert(link_between(in, u, v));
-                        backward.insert(link_between(in, v, u));
-                    }
-                }
+                const Range senders{boundary - sizes[a], boundary - (a ? sizes[a - 1] : 0)};
+                const Range receivers{boundary + (b ? sizes[b - 1] : 0), boundary + sizes[b]};
+                insert_all(in, senders, receivers, forward);
+                insert_all(in, receivers, senders, backward);
+                // Whatever has no way back is of no use.
+                if (!forward.connected() || !backward.connected())
+                    forward.insert(Link{kInfinity, 0.0}), backward.insert(Link{kInfinity, 0.0});
             }
         }
     }
@@ -118,25 +144,28 @@ inline Ring make_ring(int num_devices, double slowest_bytes_per_ms, double laten
     return {2.0 * (k - 1) * latency_ms, 2.0 * (k - 1) / k / slowest_bytes_per_ms, true};
 }
 
-// Rings and slowest speeds of all intervals of an order.
+// Rings and slowest speeds of all intervals of an order. The links inside an interval are those
+// inside the two that are one shorter, and the one between its ends: O(V^2).
 class IntervalTable {
   public:
     explicit IntervalTable(const Instance& in)
         : V_(in.num_devices), rings_(static_cast<std::size_t>(V_) * V_), speed_(rings_.size()) {
-        for (int i = 0; i < V_; ++i) {
-            double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
-            for (int r = 1; i + r <= V_; ++r) {
-                const int added = i + r - 1;
-                speed = std::min(speed, in.speed[added]);
-                for (int u = i; u < added; ++u) {
-                    for (std::size_t at : {static_cast<std::size_t>(u) * V_ + added,
-                                           static_cast<std::size_t>(added) * V_ + u}) {
-                        slowest = std::min(slowest, in.bytes_per_ms[at]);
-                        latency_ms = std::max(latency_ms, in.latency_ms[at]);
-                    }
+        std::vector<double> slowest(V_, kInfinity), latency_ms(V_, 0.0);  // by the first device
+        std::vector<double> speed(in.speed, in.speed + V_);
+        for (int r = 1; r <= V_; ++r) {
+            for (int i = 0; i + r <= V_; ++i) {
+                const int last = i + r - 1;
+                if (r > 1) {
+                    const std::size_t there = static_cast<std::size_t>(i) * V_ + last;
+                    const std::size_t back = static_cast<std::size_t>(last) * V_ + i;
+                    slowest[i] = std::min({slowest[i], slowest[i + 1], in.bytes_per_ms[there],
+                                           in.bytes_per_ms[back]});
+                    latency_ms[i] = std::max({latency_ms[i], latency_ms[i + 1],
+                                              in.latency_ms[there], in.latency_ms[back]});
+                    speed[i] = std::min(speed[i], speed[i + 1]);
                 }
-                rings_[index(i, r)] = make_ring(r, slowest, latency_ms);
-                speed_[index(i, r)] = speed;
+                rings_[index(i, r)] = make_ring(r, slowest[i], latency_ms[i]);
+                speed_[index(i, r)] = speed[i];
             }
         }
     }

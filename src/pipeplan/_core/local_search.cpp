@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kWorthTryingAllRules = 1.03;
-constexpr double kUnitsPerBlock = 50.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
+constexpr double kUnitsPerBlock = 60.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
 
 // xoshiro-style generators differ between standard libraries; this one is the same everywhere.
 class Random {

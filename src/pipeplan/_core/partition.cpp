@@ -8,8 +8,9 @@
 // Differs: the minimum is taken in two steps, first over r' for each cut l' (`best_before`), then
 // over l', which turns L^2 V^3 into L V^3 + L^2 V^2 for a stage count. The stage term grows as
 // l' falls, so the second step stops at the first l' that alone is no better than the best so far,
-// after about one stage's length. Values above the caller's limit are dropped: no plan with a
-// larger bottleneck is of use to a caller who knows a plan of that time. Both are exact.
+// after about one stage's length. Values above the caller's limit are dropped, and so are states
+// whose remaining layers could not stay below it even if all remaining devices shared them evenly:
+// no plan with a larger bottleneck is of use to a caller who knows a plan of that time. All exact.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -35,11 +36,12 @@ class Table {
   public:
     Table(const Instance& in, double limit_ms)
         : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), intervals_(in),
-          work_ms_(L_ + 1, 0.0), parameter_bytes_(L_ + 1, 0.0) {
+          work_ms_(L_ + 1, 0.0), parameter_bytes_(L_ + 1, 0.0), speed_behind_(V_ + 1, 0.0) {
         for (int l = 0; l < L_; ++l) {
             work_ms_[l + 1] = work_ms_[l] + in.forward_ms[l] + in.backward_ms[l];
             parameter_bytes_[l + 1] = parameter_bytes_[l] + in.parameter_bytes[l];
         }
+        for (int u = V_; u-- > 0;) speed_behind_[u] = speed_behind_[u + 1] + in.speed[u];
         std::vector<int> sizes(V_);
         std::iota(sizes.begin(), sizes.end(), 1);
         for (int j = 0; j < V_; ++j) channels_.emplace_back(in, j, sizes);
@@ -107,7 +109,7 @@ class Table {
             const LinkSet& backward = channels_[j].backward(r_before - 1, r - 1);
             if (!forward.connected()) continue;
             const double part = 1.0 / (static_cast<double>(r_before) * r);
-            for (int l = x - 1; l < L_; ++l) {
+            for (int l = first_layer_within_limit(x - 1, j); l < L_; ++l) {
                 const double so_far = row.bottleneck_ms[l];
                 if (!(so_far < before[l])) continue;
                 const double there = forward.transfer_ms(part * in_.output_bytes[l - 1]);
@@ -124,6 +126,15 @@ class Table {
         return any;
     }
 
+    // The first l for which the devices from i on could run the layers from l on within the limit.
+    int first_layer_within_limit(int x, int i) const {
+        const double M = in_.num_microbatches;
+        const double most = limit_ms_ * speed_behind_[i] * (1 + 1e-9);  // a tie is within
+        int l = x;
+        while (l < L_ && M * (work_ms_[L_] - work_ms_[l]) > most) ++l;
+        return l;
+    }
+
     // For each l the best cut l' in front of a stage of layers [l', l) on r devices behind j.
     Row best_cuts(int x, int j, int r, const std::vector<double>& before,
                   const std::vector<Index>& replicas_before) const {
@@ -132,7 +143,7 @@ class Table {
         std::vector<double> bottleneck(L_ + 1, kInfinity);
         std::vector<Index> cut(L_ + 1, -1), behind(L_ + 1, -1);
         bool any = false;
-        for (int l = x; l <= L_; ++l) {
+        for (int l = first_layer_within_limit(x, j + r); l <= L_; ++l) {
             double best = kInfinity;
             int best_cut = -1;
             for (int k = l - 1; k >= x - 1; --k) {
@@ -158,6 +169,7 @@ class Table {
     const IntervalTable intervals_;
     std::vector<ChannelTable> channels_;
     std::vector<double> work_ms_, parameter_bytes_;  // prefix sums
+    std::vector<double> speed_behind_;               // [devices + 1], suffix sums
     std::vector<std::vector<Row>> levels_;           // [stages - 1][(i, r)]
 };
 

@@ -183,6 +183,7 @@ class SuffixDp {
     bool fill_behind(int node, int option, const DeviceSet& set, Work& work) {
         for (Front& front : work.behind) front.clear();
         bool any = false;
+        const double head_speed = topology_.head_speed(node);
         for (int next = 0; next < topology_.num_options(); ++next) {
             const Row& rest = row(node, next);
             if (!rest.alive()) continue;
@@ -196,13 +197,20 @@ class SuffixDp {
                     links.forward->transfer_ms(part * in_.output_bytes[cut - 1]),
                     links.backward->transfer_ms(part * in_.gradient_bytes[cut - 1])};
                 if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
+                // All layers before the cut still have to run in front, this stage included.
+                const double head_forward = forward_[cut] / head_speed;
+                const double head_work = head_forward + backward_[cut] / head_speed;
                 for (int k = rest.begin[cut]; k < rest.begin[cut + 1]; ++k) {
+                    const Suffix value =
+                        behind_channel(rest.points[k].value, channel, M_, in_.half_duplex);
+                    if (value.last_backward + head_work > limit_ms_ ||
+                        value.last_reduce + head_forward > limit_ms_)
+                        continue;
                     const Origin origin{static_cast<std::int16_t>(cut),
                                         static_cast<std::int16_t>(next),
                                         static_cast<std::int16_t>(k - rest.begin[cut])};
-                    work.behind[cut].insert(
-                        behind_channel(rest.points[k].value, channel, M_, in_.half_duplex), origin,
-                        settings_.capacity, settings_.overflow);
+                    work.behind[cut].insert(value, origin, settings_.capacity,
+                                            settings_.overflow);
                     any = true;
                 }
             }

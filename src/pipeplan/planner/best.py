@@ -26,6 +26,7 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.planner.coarsening import coarsen
 from pipeplan.planner.device_classes import device_classes, num_set_triples
 from pipeplan.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planner.device_orders import device_orders
@@ -39,6 +40,10 @@ __all__ = ["plan_best"]
 OPTIMAL_WITHIN = 1e-9
 NUM_CANDIDATES = 10
 NUM_STARTS = 4
+FINER_ORDERS = 2
+"""How many orders of more than 16 devices are planned on with more replica counts."""
+MAX_RELAXED_DEVICES = 256
+"""Beyond this the relaxed bound takes longer than planning; the work bound stands."""
 MAX_SET_STEPS = 6e6
 """Triples of sets times layers up to which planning on sets is worth its time."""
 
@@ -71,6 +76,8 @@ class _Search:
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
         self.orders = device_orders(problem.cost)
+        # Planning on orders is the one step whose time grows with the square of the layers.
+        self.coarse = coarsen(problem.cost, 256 if self.num_devices <= 64 else 64)
         self._num_searches = 0
 
     @property
@@ -79,10 +86,10 @@ class _Search:
 
         Grows with the cluster, so that planning stays within the time that people wait.
         """
-        for devices, budget in ((8, 12e6), (16, 40e6), (64, 120e6), (256, 250e6)):
+        for devices, budget in ((8, 12e6), (16, 40e6), (64, 80e6), (256, 200e6)):
             if self.num_devices <= devices:
                 return budget * min(1.0, self.problem.effort)
-        return 600e6 * min(1.0, self.problem.effort)
+        return 200e6 * min(1.0, self.problem.effort)
 
     @property
     def is_optimal(self) -> bool:
@@ -111,21 +118,24 @@ class _Search:
             )
 
     def plan_on_orders(self) -> None:
-        """The recursion on every order: powers of two first, then finer; then the paper's."""
-        cascade = [(_powers_of_two(self.num_devices), 1)]
-        if self.num_devices <= 256:
-            cascade.append((_powers_of_two(self.num_devices), 4))
-        cascade.append((_coarse_sizes(self.num_devices), 4))
-        if self.num_devices <= 64:
-            capacity = 8 if self.num_devices <= 16 else 4
-            cascade.append((list(range(1, self.num_devices + 1)), capacity))
+        """The recursion on every order: powers of two first, then finer on the best orders."""
+        powers = _powers_of_two(self.num_devices)
+        cascade = [(powers, 1), (powers, 4)]
+        if self.num_devices > 256:
+            cascade[1] = (_coarse_sizes(self.num_devices // 4), 2)
+        elif self.num_devices > 8:
+            cascade.append((_coarse_sizes(self.num_devices), 4))
+        if self.num_devices <= 32:
+            cascade.append((list(range(1, self.num_devices + 1)), 8))
+        orders = self.orders if self.num_devices <= 256 else self.orders[:FINER_ORDERS]
         for sizes, capacity in cascade:
-            for order in self.orders:
-                if self.is_late:
+            least_ms = {}
+            for order in orders:
+                if self.is_late or self.is_optimal:
                     return
                 self.problem.report(f"planning with {len(sizes)} replica counts")
-                _, plans = _core.plan_on_order(
-                    self.cost.kernel_instance(self.problem.num_microbatches, order),
+                least_ms[order], plans = _core.plan_on_order(
+                    self.coarse.cost.kernel_instance(self.problem.num_microbatches, order),
                     np.array(sizes, dtype=np.int32),
                     capacity,
                     self.incumbent.iteration_ms,
@@ -133,8 +143,14 @@ class _Search:
                     self.problem.num_threads,
                 )
                 for placed in plans:
-                    mapped = [(end, [order[position] for position in at]) for end, at in placed]
+                    mapped = [
+                        (self.coarse.end_layer[end - 1], [order[position] for position in at])
+                        for end, at in placed
+                    ]
                     self.incumbent.offer(placed_stages(mapped))
+            if self.num_devices > 16:
+                fewer = FINER_ORDERS if self.num_devices <= 256 else 1
+                orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
         self.offer_partitions()
 
     def offer_partitions(self) -> None:
@@ -153,7 +169,7 @@ class _Search:
 
     def prove(self) -> None:
         """The best lower bound that is worth its time."""
-        if self.is_optimal or self.is_late:
+        if self.is_optimal or self.is_late or self.num_devices > MAX_RELAXED_DEVICES:
             return
         self.problem.report("proving a lower bound")
         limit_ms = self.incumbent.iteration_ms
@@ -184,7 +200,7 @@ class _Search:
             if self.is_optimal or self.is_late:
                 return
             self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
-            starts = self.incumbent.pool(NUM_STARTS)
+            starts = self.incumbent.pool(NUM_STARTS if self.num_devices <= 256 else 2)
             self._num_searches += 1
             found = _core.local_search(
                 self.cost.kernel_instance(self.problem.num_microbatches),
@@ -216,6 +232,8 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _coarse_sizes(most: int) -> list[int]:
-    """1 to 8, then multiples of 8 up to 256, then powers of two."""
-    sizes = {*range(1, 9), *range(8, 257, 8), *_powers_of_two(most)}
-    return sorted(size for size in sizes if size <= most)
+    """1 to 8, then steps of about a quarter, on multiples of 4."""
+    sizes = list(range(1, 9))
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] + max(2, sizes[-1] // 16 * 4))
+    return sorted({size for size in (*sizes, *_powers_of_two(most)) if size <= most})

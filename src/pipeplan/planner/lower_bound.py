@@ -18,8 +18,8 @@ from pipeplan.cost import CostModel
 
 __all__ = ["bucket_sizes", "relaxed_bound_ms", "work_bound_ms"]
 
-FRONT_CAPACITY = 8
-EXACT_SIZES_UPTO = 64
+EXACT_SIZES_UPTO = 32
+"""More devices than this, and set sizes are taken in groups."""
 
 
 def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
@@ -32,17 +32,19 @@ def relaxed_bound_ms(
     cost: CostModel, num_microbatches: int, limit_ms: float, num_threads: int
 ) -> float:
     """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
-    buckets = np.array(bucket_sizes(len(cost.speed_D)), dtype=np.int32)
+    num_devices = len(cost.speed_D)
+    capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 4 if num_devices <= 64 else 1
+    buckets = np.array(bucket_sizes(num_devices), dtype=np.int32)
     return _core.relaxed_bound(
-        cost.kernel_instance(num_microbatches), buckets, FRONT_CAPACITY, limit_ms, num_threads
+        cost.kernel_instance(num_microbatches), buckets, capacity, limit_ms, num_threads
     )
 
 
 def bucket_sizes(num_devices: int) -> Sequence[int]:
-    """The largest sizes of the groups in which set sizes are taken: one each, wider beyond 16."""
+    """The largest sizes of the groups in which set sizes are taken: one each, wider beyond 8."""
     if num_devices <= EXACT_SIZES_UPTO:
         return range(1, num_devices + 1)
-    sizes = list(range(1, 17))
+    sizes = list(range(1, 9))
     while sizes[-1] < num_devices:
-        sizes.append(min(num_devices, sizes[-1] + max(1, sizes[-1] // 8)))
+        sizes.append(min(num_devices, sizes[-1] + max(1, sizes[-1] // 6)))
     return sizes

@@ -1,0 +1,127 @@
+"""Fewer, larger layers to plan with, where a model has more than planning can look at.
+
+Two steps. First what never pays to cut, provably: a layer without work and parameters may
+stand on either side of a cut at the same cost, so of the two cuts around it the one that
+sends no less in either direction is never needed. Then, down to the number of layers asked
+for, the neighbours with the least work between them, sooner where the cut between them is
+expensive. The second step can lose: what it loses is found again by local search on the layers
+as they were, and what remains shows in the gap to the bound, which is proved without merging.
+
+Complexity: O(L log L).
+"""
+
+import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pipeplan.cost import CostModel
+from pipeplan.profile import LayerProfile, ModelProfile
+
+__all__ = ["CoarseModel", "coarsen", "needless_cuts"]
+
+EXPENSIVE_CUT = 0.5
+"""How much a cut with the median number of bytes counts, in groups of average work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoarseModel:
+    """A model with merged layers, and where they end in the model as it was."""
+
+    cost: CostModel
+    end_layer: tuple[int, ...]
+    """For each coarse layer one past the last layer that it holds."""
+
+
+def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
+    """The model with at most `max_layers` layers, each of which holds neighbours."""
+    num_layers = len(cost.forward_ms_L)
+    ends = [cut for cut in range(1, num_layers) if cut not in needless_cuts(cost)]
+    ends.append(num_layers)
+    if len(ends) > max_layers:
+        ends = _merge_cheapest(cost, ends, max_layers)
+    if len(ends) == num_layers:
+        return CoarseModel(cost=cost, end_layer=tuple(ends))
+    layers = cost.model.layers
+    merged = tuple(
+        LayerProfile(
+            name=f"{first}-{end}",
+            forward_ms=float(cost.forward_ms_L[first:end].sum()),
+            backward_ms=float(cost.backward_ms_L[first:end].sum()),
+            output_bytes=layers[end - 1].output_bytes,
+            gradient_bytes=layers[end - 1].gradient_bytes,
+            parameter_bytes=float(cost.parameter_bytes_L[first:end].sum()),
+            activation_bytes=float(cost.activation_bytes_L[first:end].sum()),
+        )
+        for first, end in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    model = ModelProfile(
+        name=cost.model.name,
+        microbatch_size=cost.model.microbatch_size,
+        input_bytes=cost.model.input_bytes,
+        layers=merged,
+    )
+    return CoarseModel(cost=CostModel(model, cost.cluster), end_layer=tuple(ends))
+
+
+def needless_cuts(cost: CostModel) -> set[int]:
+    """The cuts (before layer c) that another cut of the same stage costs makes needless."""
+    free = (cost.forward_ms_L == 0) & (cost.backward_ms_L == 0) & (cost.parameter_bytes_L == 0)
+    num_layers = len(free)
+    needless: set[int] = set()
+    first = 1
+    while first < num_layers:
+        # Cuts first..last are equal but for what they send: only free layers lie between them.
+        last = first
+        while last < num_layers - 1 and free[last]:
+            last += 1
+        kept: list[int] = []
+        for cut in range(first, last + 1):
+            sends = (cost.output_bytes_L[cut - 1], cost.gradient_bytes_L[cut - 1])
+            if any(
+                cost.output_bytes_L[other - 1] <= sends[0]
+                and cost.gradient_bytes_L[other - 1] <= sends[1]
+                for other in kept
+            ):
+                needless.add(cut)
+            else:
+                kept.append(cut)
+        first = last + 1
+    return needless
+
+
+def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:
+    work_ms_L = cost.forward_ms_L + cost.backward_ms_L
+    cut_bytes = {end: cost.output_bytes_L[end - 1] + cost.gradient_bytes_L[end - 1] for end in ends}
+    median_bytes = float(np.median(list(cut_bytes.values()))) or 1.0
+    average_ms = float(work_ms_L.sum()) / max_layers or 1.0
+    group_ms = {
+        end: float(work_ms_L[first:end].sum())
+        for first, end in zip([0, *ends[:-1]], ends, strict=True)
+    }
+    after = dict(pairwise(ends))
+    before = {behind: end for end, behind in after.items()}
+
+    def merge_price(end: int) -> tuple[float, int]:
+        cheapness = min(2.0, median_bytes / max(cut_bytes[end], 1.0))
+        joint_ms = group_ms[end] + group_ms[after[end]]
+        return (joint_ms / average_ms + EXPENSIVE_CUT * cheapness, end)
+
+    queue = [merge_price(end) for end in after]
+    heapq.heapify(queue)
+    while len(group_ms) > max_layers:
+        price, end = heapq.heappop(queue)
+        if end not in after or merge_price(end)[0] != price:
+            continue  # merged away, or out of date: its present price is in the queue too
+        behind = after.pop(end)
+        group_ms[behind] += group_ms.pop(end)
+        if end in before:
+            previous = before.pop(end)
+            after[previous], before[behind] = behind, previous
+            heapq.heappush(queue, merge_price(previous))
+        else:
+            del before[behind]
+        if behind in after:
+            heapq.heappush(queue, merge_price(behind))
+    return sorted(group_ms)
