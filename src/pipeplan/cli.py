@@ -1,6 +1,9 @@
 """The command line: parse, call the library, print. Results on stdout, all else on stderr."""
 
+import io
+import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -16,20 +19,31 @@ __all__ = ["cli", "main"]
 EXIT_INTERRUPTED = 130
 
 
-def main() -> NoReturn:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors take one line on stderr and set the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "═" shows "?"
     try:
-        cli(standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else arguments
+        with cli.make_context("pipeplan", list(given)) as context:
+            cli.invoke(context)
         sys.stdout.flush()
+    except click.exceptions.Exit as done:  # --help and --version end this way
+        sys.exit(done.exit_code)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "pipeplan"
+        _fail(f"{error.format_message()} See {command} --help", error.exit_code)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except PipeplanError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - for the interpreter's last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
         sys.exit(0)
     except OSError as error:
-        _fail(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}", PipeplanError.exit_code)
+    except MemoryError:
+        _fail("out of memory; use a smaller model or cluster", PipeplanError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
     sys.exit(0)
@@ -49,5 +63,5 @@ for command in (check_command, demo_command, plan_command, simulate_command, zoo
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    say(" ".join(message.split()))
+    say(message)
     sys.exit(exit_code)

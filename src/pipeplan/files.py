@@ -6,14 +6,13 @@ the form it was given; a cluster in shorthand stays in shorthand.
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from pipeplan.cluster import Cluster, Device, Duplex, HostGroup, Matrix, expand_hosts
+from pipeplan.cluster import Cluster, Duplex, HostGroup, Matrix, expand_hosts
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
 from pipeplan.pipeline import (
     Block,
@@ -26,9 +25,10 @@ from pipeplan.pipeline import (
     Stage,
     Timeline,
 )
-from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.profile import ModelProfile
 from pipeplan.spelling import nearest
-from pipeplan.syntax import read_document, to_json, write_atomically
+from pipeplan.syntax import convert, excerpt, read_document, to_json, write_atomically
+from pipeplan.validation import require_magnitude
 
 __all__ = [
     "cluster_document",
@@ -47,6 +47,9 @@ MODEL_FORMAT = "pipeplan.model/1"
 CLUSTER_FORMAT = "pipeplan.cluster/1"
 PLAN_FORMAT = "pipeplan.plan/1"
 
+NULLABLE = ("lower_bound_ms", "bound_scope", "schedule_guarantee_ms")
+"""The predicted figures that a planner may leave open."""
+
 BLOCK_TEXT = re.compile(r"([FB])(0|[1-9][0-9]{0,8})")
 
 T = TypeVar("T")
@@ -54,23 +57,17 @@ T = TypeVar("T")
 
 def read_model(path: str | Path) -> ModelProfile:
     """The model profile in a `pipeplan.model/1` file, JSON or YAML."""
-    document = read_document(path, ProfileError)
-    with _naming(path, ProfileError):
-        return _parse_model(document)
+    return _read(path, _parse_model, ProfileError)
 
 
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster in a `pipeplan.cluster/1` file, JSON or YAML, shorthand expanded."""
-    document = read_document(path, ClusterError)
-    with _naming(path, ClusterError):
-        return _parse_cluster(document)
+    return _read(path, _parse_cluster, ClusterError)
 
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a `pipeplan.plan/1` file, with the inputs embedded in it."""
-    document = read_document(path, PlanFileError)
-    with _naming(path, PlanFileError):
-        return _parse_plan(document)
+    return _read(path, _parse_plan, PlanFileError)
 
 
 def write_model(model: ModelProfile, path: str | Path) -> None:
@@ -179,24 +176,44 @@ def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:
     return document
 
 
+def _without_defaults(noun: Any) -> dict[str, Any]:
+    """The fields of a noun that differ from their defaults."""
+    return {
+        field.name: getattr(noun, field.name)
+        for field in dataclasses.fields(noun)
+        if field.init and getattr(noun, field.name) != field.default
+    }
+
+
 # ---------------------------------------------------------------------------- reading
 
 
+def _read(path: str | Path, parse: Callable[[Any], T], error: type[InputError]) -> T:
+    """What `parse` makes of a file; errors name the file, and are of the file's kind."""
+    document = read_document(path, error)
+    try:
+        return parse(document)
+    except InputError as problem:
+        message = str(problem)  # may quote a name from the file, of any length
+        short = message if len(message) <= 400 else f"{message[:397]}..."
+        raise error(f"{path}: {short}") from None
+
+
 def _parse_model(document: Any) -> ModelProfile:
-    fields = _require_format(document, MODEL_FORMAT, _file_fields(ModelProfile))
-    _refuse_unknown_in_list(fields, "layers", _file_fields(LayerProfile))
-    model = _convert(fields, ModelProfile)
+    model = convert(_fields_of(document, MODEL_FORMAT), ModelProfile)
     object.__setattr__(model, "document", document)
     return model
 
 
 def _parse_cluster(document: Any) -> Cluster:
-    shorthand = isinstance(document, dict) and "hosts" in document
-    form = _Shorthand if shorthand else Cluster
-    fields = _require_format(document, CLUSTER_FORMAT, _file_fields(form))
-    if shorthand:
-        _refuse_unknown_in_list(fields, "hosts", _file_fields(HostGroup))
-        short = _convert(fields, _Shorthand)
+    fields = _fields_of(document, CLUSTER_FORMAT)
+    if "hosts" not in fields:
+        cluster = convert(fields, Cluster)
+    else:
+        for name in ("devices", "bandwidth_gb_per_s"):
+            if name in fields:
+                raise ClusterError(f"{name}: stands beside hosts, its shorthand; keep one of them")
+        short = convert(fields, _Shorthand)
         cluster = expand_hosts(
             short.name,
             short.hosts,
@@ -204,11 +221,19 @@ def _parse_cluster(document: Any) -> Cluster:
             latency_us=short.latency_us,
             duplex=short.duplex,
         )
-    else:
-        _refuse_unknown_in_list(fields, "devices", _file_fields(Device))
-        cluster = _convert(fields, Cluster)
     object.__setattr__(cluster, "document", document)
     return cluster
+
+
+def _fields_of(document: Any, expected: str) -> dict[str, Any]:
+    """The fields besides `format`, which has to be the expected one."""
+    if not isinstance(document, dict):
+        raise InputError(f"format: is missing; a file holds one object with format {expected!r}")
+    if "format" not in document:
+        raise InputError(f"format: is missing; this reader takes {expected!r}")
+    if document["format"] != expected:
+        raise InputError(f"format: {excerpt(document['format'])}; this reader takes {expected!r}")
+    return {name: value for name, value in document.items() if name != "format"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +267,10 @@ class _PredictedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanFile:
-    """A plan file without its two inputs."""
+    """A plan file; its two inputs have readers of their own."""
 
+    model: Any
+    cluster: Any
     microbatches: int
     stages: tuple[_StageFile, ...]
     schedule: tuple[tuple[str, ...], ...]
@@ -255,21 +282,17 @@ class _PlanFile:
 
 
 def _parse_plan(document: Any) -> Plan:
-    known = (*_file_fields(_PlanFile), "model", "cluster")
-    fields = _require_format(document, PLAN_FORMAT, known)
-    for name in ("model", "cluster"):
-        if name not in fields:
-            raise PlanFileError(f"{name}: is missing; a plan embeds its inputs")
-    model = _within("model", _parse_model, fields.pop("model"))
-    cluster = _within("cluster", _parse_cluster, fields.pop("cluster"))
-    _refuse_unknown_in_list(fields, "stages", _file_fields(_StageFile))
-    if isinstance(fields.get("predicted"), dict):
-        _refuse_unknown(fields["predicted"], _file_fields(_PredictedFile), "predicted.")
-    file = _convert(fields, _PlanFile)
+    file = convert(_fields_of(document, PLAN_FORMAT), _PlanFile, may_be_null=NULLABLE)
+    model = _within("model", _parse_model, file.model)
+    cluster = _within("cluster", _parse_cluster, file.cluster)
     if file.microbatches < 1:
-        raise PlanFileError(f"microbatches: {file.microbatches} is not at least 1")
+        raise PlanFileError(f"microbatches: {excerpt(file.microbatches)} is not at least 1")
     if not file.stages:
         raise PlanFileError("stages: is empty; a plan has at least one stage")
+    try:
+        json.dumps(file.options, allow_nan=False)
+    except ValueError:
+        raise PlanFileError("options: holds a number that is not finite") from None
     index_of = {device.name: index for index, device in enumerate(cluster.devices)}
     return Plan(
         model=model,
@@ -281,10 +304,7 @@ def _parse_plan(document: Any) -> Plan:
         ),
         schedule=Schedule(
             tuple(
-                tuple(
-                    _parse_block(text, stage, f"schedule[{stage}][{position}]")
-                    for position, text in enumerate(order)
-                )
+                _parse_order(order, stage, file.microbatches)
                 for stage, order in enumerate(file.schedule)
             )
         ),
@@ -294,6 +314,14 @@ def _parse_plan(document: Any) -> Plan:
         seed=file.seed,
         version=file.version,
     )
+
+
+def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
+    """What `parse` makes of a part of the file; its errors get the path to that part."""
+    try:
+        return parse(document)
+    except InputError as error:
+        raise InputError(f"{path}.{error}") from None
 
 
 def _parse_stage(
@@ -307,11 +335,13 @@ def _parse_stage(
     for position, name in enumerate(file.devices):
         if name not in index_of:
             raise PlanFileError(
-                f"{path}.devices[{position}]: {name!r} is not in the cluster"
+                f"{path}.devices[{position}]: {excerpt(name)} is not in the cluster"
                 f"{nearest(name, list(index_of)[:1000])}"
             )
     if not file.devices:
         raise PlanFileError(f"{path}.devices: is empty; a stage runs on at least one device")
+    for position, share in enumerate(file.shares or ()):
+        require_magnitude(PlanFileError, f"{path}.shares[{position}]", share)
     return Stage(
         layers=range(first, end),
         devices=tuple(index_of[name] for name in file.devices),
@@ -320,129 +350,45 @@ def _parse_stage(
     )
 
 
-def _parse_block(text: str, stage: int, path: str) -> Block:
-    match = BLOCK_TEXT.fullmatch(text)
-    if not match:
-        raise PlanFileError(f"{path}: {text[:20]!r} is no block; write F0 or B0")
-    return Block(Kind(match[1]), stage, int(match[2]))
+def _parse_order(order: tuple[str, ...], stage: int, num_microbatches: int) -> tuple[Block, ...]:
+    # Judging an order takes as long as the microbatches are many, so they have to be there. Which
+    # of a few are missing is for the checker to say.
+    if len(order) < num_microbatches:
+        raise PlanFileError(
+            f"schedule[{stage}]: has {len(order)} blocks for {excerpt(num_microbatches)}"
+            " microbatches; each runs once forward and once backward"
+        )
+    blocks = []
+    for position, text in enumerate(order):
+        match = BLOCK_TEXT.fullmatch(text)
+        if not match:
+            raise PlanFileError(
+                f"schedule[{stage}][{position}]: {excerpt(text)} is no block; write F0 or B0"
+            )
+        blocks.append(Block(Kind(match[1]), stage, int(match[2])))
+    return tuple(blocks)
 
 
 def _parse_predicted(file: _PredictedFile) -> Prediction:
-    if (file.lower_bound_ms is None) != (file.bound_scope is None):
+    # 1 - busy / all may round to just below zero, so the bubble's sign is left to the checker.
+    for name, number in (
+        ("iteration_ms", file.iteration_ms),
+        ("lower_bound_ms", file.lower_bound_ms),
+        ("schedule_guarantee_ms", file.schedule_guarantee_ms),
+        ("bubble_fraction", abs(file.bubble_fraction)),
+        *((f"peak_memory_gb[{excerpt(name)}]", gb) for name, gb in file.peak_memory_gb.items()),
+    ):
+        if number is not None:
+            require_magnitude(PlanFileError, f"predicted.{name}", number)
+    bound = None
+    if file.lower_bound_ms is not None and file.bound_scope is not None:
+        bound = Bound(lower_bound_ms=file.lower_bound_ms, scope=file.bound_scope)
+    elif (file.lower_bound_ms, file.bound_scope) != (None, None):
         raise PlanFileError("predicted: lower_bound_ms and bound_scope go together")
     return Prediction(
         iteration_ms=file.iteration_ms,
         bubble_fraction=file.bubble_fraction,
         peak_memory_gb=file.peak_memory_gb,
         schedule_guarantee_ms=file.schedule_guarantee_ms,
-        bound=None
-        if file.lower_bound_ms is None or file.bound_scope is None
-        else Bound(lower_bound_ms=file.lower_bound_ms, scope=file.bound_scope),
+        bound=bound,
     )
-
-
-# ------------------------------------------------------------- errors with their path
-
-
-def _convert(fields: dict[str, Any], kind: type[T]) -> T:
-    """The noun that these fields make; errors say which field and which value."""
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise InputError(_explain(str(error), fields)) from None
-
-
-def _explain(message: str, fields: dict[str, Any]) -> str:
-    """`layers[3].forward_ms: -1 is negative`, from msgspec's message."""
-    text, _, path = message.partition(" - at `$")
-    path = path.removesuffix("`").removeprefix(".").replace("[...]", "")
-    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
-    if missing:
-        return f"{_join(path, missing[1])}: is missing"
-    if text.startswith(("Expected", "Invalid")):
-        text = text.replace("`", "").replace("Expected", "expected").replace("Invalid", "invalid")
-        value = _value_at(fields, path)
-        return f"{path}: {text}" if value is None else f"{path}: {value} is wrong: {text}"
-    return _join(path, text)
-
-
-def _value_at(fields: Any, path: str) -> str | None:
-    """The scalar at a path, as short text; None for what has no short text."""
-    for key, index in re.findall(r"(\w+)|\[(\d+)\]", path):
-        try:
-            fields = fields[key] if key else fields[int(index)]
-        except (KeyError, IndexError, TypeError):
-            return None
-    if isinstance(fields, dict | list):
-        return None
-    text = msgspec.json.encode(fields).decode()
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _require_format(document: Any, expected: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """The fields besides `format`, which has to be the expected one."""
-    if not isinstance(document, dict):
-        raise InputError(f"format: a file holds one object with format {expected!r}")
-    if document.get("format") != expected:
-        found = "is missing" if "format" not in document else f"{document['format']!r:.60}"
-        raise InputError(f"format: {found}; this reader takes {expected!r}")
-    fields = {name: value for name, value in document.items() if name != "format"}
-    _refuse_unknown(fields, known, "")
-    return fields
-
-
-def _refuse_unknown_in_list(fields: dict[str, Any], name: str, known: tuple[str, ...]) -> None:
-    entries = fields.get(name)
-    if isinstance(entries, list):
-        for index, entry in enumerate(entries):
-            if isinstance(entry, dict):
-                _refuse_unknown(entry, known, f"{name}[{index}].")
-
-
-def _refuse_unknown(fields: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-    for name in fields:
-        if name not in known:
-            raise InputError(f"{path}{name[:60]}: is no known field{nearest(name, known)}")
-
-
-def _file_fields(kind: Any) -> tuple[str, ...]:
-    """The names that a file may use: all that the noun is made from."""
-    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
-
-
-def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
-    """What `parse` makes of a part of the file; its errors get the path to that part."""
-    try:
-        return parse(document)
-    except InputError as error:
-        raise InputError(f"{path}.{error}") from None
-
-
-class _naming:
-    """Errors inside name the file, and are of the file's kind."""
-
-    def __init__(self, path: str | Path, error: type[InputError]) -> None:
-        self._path, self._error = path, error
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, problem: BaseException | None, traceback: Any) -> None:
-        if isinstance(problem, InputError):
-            raise self._error(f"{self._path}: {problem}") from None
-
-
-def _join(path: str, rest: str) -> str:
-    return f"{path}.{rest}" if path else rest
-
-
-# ---------------------------------------------------------------------------- writing
-
-
-def _without_defaults(noun: Any) -> dict[str, Any]:
-    """The fields of a noun that differ from their defaults."""
-    return {
-        field.name: getattr(noun, field.name)
-        for field in dataclasses.fields(noun)
-        if field.init and getattr(noun, field.name) != field.default
-    }

@@ -1,11 +1,9 @@
 """`pipeplan simulate` and `pipeplan check`."""
 
-import sys
-
 import click
 
-from pipeplan.commands.shared import print_json, print_plan, say
-from pipeplan.errors import InputError
+from pipeplan.commands.shared import print_json, print_plan, printable, say
+from pipeplan.errors import PlanFileError
 
 __all__ = ["check_command", "simulate_command"]
 
@@ -39,12 +37,11 @@ def check_command(plan: str, strict_memory: bool, as_json: bool) -> None:
     verdict = check(read_plan(plan), strict_memory=strict_memory)
     if as_json:
         print_json({"ok": verdict.ok, "errors": verdict.errors, "warnings": verdict.warnings})
+    if not verdict.ok:
+        more = len(verdict.errors) - 1
+        others = f" (and {more} more; --json lists them)" if more else ""
+        raise PlanFileError(f"{plan}: {verdict.errors[0]}{others}")
     for warning in verdict.warnings:
         say(f"warning: {warning}")
-    if verdict.ok:
-        if not as_json:
-            click.echo(f"{plan}: valid")
-        return
-    for error in verdict.errors:
-        say(f"{plan}: {error}")
-    sys.exit(InputError.exit_code)
+    if not as_json:
+        click.echo(f"{printable(plan)}: valid")

@@ -3,6 +3,7 @@
 Everything heavy is imported late, so that the command line starts at once.
 """
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,26 @@ import click
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console, RenderableType
+
     from pipeplan.cluster import Cluster
     from pipeplan.pipeline import Plan
     from pipeplan.profile import ModelProfile
 
-__all__ = ["print_json", "print_plan", "resolve_cluster", "resolve_model", "say"]
+__all__ = [
+    "print_json",
+    "print_plan",
+    "print_rich",
+    "printable",
+    "resolve_cluster",
+    "resolve_model",
+    "say",
+]
+
+CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""What JSON lets stand as it is, but some terminals obey."""
 
 
 def resolve_model(name: str) -> "ModelProfile":
@@ -50,22 +66,37 @@ def _require_file(name: str, kind: str, known: tuple[str, ...]) -> None:
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
-    from rich.console import Console
-
     from pipeplan.report.terminal import render_plan
     from pipeplan.simulator import simulate
 
-    console = Console(highlight=False, markup=False)
-    console.print(render_plan(plan, simulate(plan), console))
+    timeline = simulate(plan)
+    print_rich(lambda console: render_plan(plan, timeline, console))
+
+
+def print_rich(render: "Callable[[Console], RenderableType]") -> None:
+    """Print what `render` makes for this terminal; plain text where it is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    # Captured, because rich ends the program in its own way when the reader of a pipe has gone.
+    with console.capture() as capture:
+        console.print(render(console))
+    sys.stdout.write(capture.get())
 
 
 def print_json(document: Any) -> None:
-    """Print for machines."""
+    """Print for machines: UTF-8, whatever the terminal speaks."""
     from pipeplan.syntax import to_json
 
-    sys.stdout.write(to_json(document).decode())
+    text = CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(document).decode())
+    click.echo(text.encode(), nl=False)
 
 
 def say(message: str) -> None:
     """One line on stderr, where everything goes that is not the result."""
-    click.echo(f"pipeplan: {message}", err=True)
+    click.echo(f"pipeplan: {printable(message)}", err=True)
+
+
+def printable(text: str) -> str:
+    """The text as one line that no terminal takes for a command."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

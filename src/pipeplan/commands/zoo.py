@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from pipeplan.commands.shared import print_json
+from pipeplan.commands.shared import print_json, print_rich
+from pipeplan.errors import InputError
 
 __all__ = ["zoo_command"]
 
@@ -24,23 +25,39 @@ def zoo_command(
     """List the ready models and clusters, or write one of them to a file."""
     from pipeplan import zoo
 
+    given = [option for option, value in settings.items() if value is not None]
     if name is None:
+        _refuse(given, "a listing")
+        if output:
+            raise InputError("output: needs the NAME of what to write")
         _print_zoo(as_json)
         return
     from pipeplan.files import cluster_document, model_document, write_cluster, write_model
 
     if name in zoo.CLUSTER_NAMES:
-        made = zoo.cluster(name, seed=seed)
+        _refuse(given, "a cluster")
+        cluster = zoo.cluster(name, seed=seed)
         if output:
-            write_cluster(made, output)
+            write_cluster(cluster, output)
         else:
-            print_json(cluster_document(made))
+            print_json(cluster_document(cluster))
         return
+    if name not in zoo.MODEL_NAMES:
+        from pipeplan.spelling import nearest
+
+        names = (*zoo.MODEL_NAMES, *zoo.CLUSTER_NAMES)
+        raise InputError(f"name: {name!r} is not in the zoo{nearest(name, names)}")
     model = zoo.model(name, **settings)
     if output:
         write_model(model, output)
     else:
         print_json(model_document(model))
+
+
+def _refuse(settings: list[str], what: str) -> None:
+    """Only a model has settings."""
+    if settings:
+        raise InputError(f"{settings[0]}: does not apply to {what}; leave it out or name a model")
 
 
 def _print_zoo(as_json: bool) -> None:
@@ -51,8 +68,6 @@ def _print_zoo(as_json: bool) -> None:
     if as_json:
         print_json({"models": models, "clusters": clusters})
         return
-    from rich.console import Console
-
     from pipeplan.report.listing import render_zoo
 
-    Console(highlight=False, markup=False).print(render_zoo(models, clusters))
+    print_rich(lambda _: render_zoo(models, clusters))

@@ -10,7 +10,8 @@ A block too narrow for its label shows its letter alone; one narrower than a col
 
 from dataclasses import dataclass
 
-from pipeplan.pipeline import Kind, Timeline
+from pipeplan.pipeline import Kind
+from pipeplan.report.drawing import Drawing
 
 __all__ = ["ASCII", "UNICODE", "Glyphs", "draw_lanes"]
 
@@ -29,8 +30,9 @@ UNICODE = Glyphs(forward="─", backward="═", idle="·", all_reduce="░")
 ASCII = Glyphs(forward="-", backward="=", idle=".", all_reduce="#")
 
 
-def draw_lanes(timeline: Timeline, width: int, glyphs: Glyphs = UNICODE) -> list[str]:
+def draw_lanes(drawing: Drawing, width: int, glyphs: Glyphs = UNICODE) -> list[str]:
     """One line of `width` characters for each stage."""
+    timeline = drawing.timeline
     columns_per_ms = width / timeline.iteration_ms if timeline.iteration_ms else 0.0
 
     def column(ms: float) -> int:

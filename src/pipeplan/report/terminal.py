@@ -4,8 +4,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.cost import CostModel
 from pipeplan.pipeline import Plan, Stage, Timeline
+from pipeplan.report.drawing import Drawing
 from pipeplan.report.lanes import ASCII, UNICODE, draw_lanes
 from pipeplan.report.units import humanise_gb, humanise_ms
 
@@ -17,7 +17,10 @@ LETTER_STYLES = {"F": "blue", "─": "blue", "-": "blue", "B": "green", "═": "
 
 def render_plan(plan: Plan, timeline: Timeline, console: Console) -> RenderableType:
     """What the terminal shows of a plan."""
-    return Group(_summary(plan, timeline), "", _stage_table(plan), "", *_picture(timeline, console))
+    drawing = Drawing(plan, timeline)
+    return Group(
+        _summary(plan, timeline), "", _stage_table(drawing), "", *_picture(drawing, console)
+    )
 
 
 def _summary(plan: Plan, timeline: Timeline) -> Text:
@@ -46,8 +49,8 @@ def _summary(plan: Plan, timeline: Timeline) -> Text:
     return text
 
 
-def _stage_table(plan: Plan) -> Table:
-    costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
+def _stage_table(drawing: Drawing) -> Table:
+    plan, costs = drawing.plan, drawing.costs
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
     table.add_column("layers", no_wrap=True, ratio=1)
@@ -93,13 +96,13 @@ def _short(name: str) -> str:
     return printable if len(printable) <= 24 else f"{printable[:21]}..."
 
 
-def _picture(timeline: Timeline, console: Console) -> list[Text]:
+def _picture(drawing: Drawing, console: Console) -> list[Text]:
     unicode = "utf" in (console.encoding or "").lower()
     glyphs = UNICODE if unicode else ASCII
-    label_width = len(f"stage {len(timeline.blocks) - 1}") + 1
+    label_width = len(f"stage {drawing.num_stages - 1}") + 1
     width = max(console.width - label_width, 20)
     lines = []
-    for index, lane in enumerate(draw_lanes(timeline, width, glyphs)):
+    for index, lane in enumerate(draw_lanes(drawing, width, glyphs)):
         line = Text(f"stage {index}".ljust(label_width), no_wrap=True)
         style = ""
         for letter in lane:
@@ -107,7 +110,7 @@ def _picture(timeline: Timeline, console: Console) -> list[Text]:
             style = style if letter.isdigit() else LETTER_STYLES.get(letter, "dim")
             line.append(letter, style=style)
         lines.append(line)
-    end = humanise_ms(timeline.iteration_ms)
+    end = humanise_ms(drawing.iteration_ms)
     lines.append(Text(" " * label_width + "0 ms".ljust(width - len(end)) + end, style="dim"))
     legend = (
         f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "

@@ -1,0 +1,175 @@
+"""What the runtime costs beside the computation, against torch's own Schedule1F1B.
+
+Four ranks over gloo, one stage each, the same even plan, layers so small that they hardly count.
+Both run in the same processes, in turn, so that they meet the same machine.
+
+    python benchmarks/runtime/run.py [--rounds 15] [--width 64] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from pipeplan.cluster import Cluster, Device
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.runtime import Pipeline
+from pipeplan.schedules import SCHEDULES
+
+NUM_STAGES = 4
+ROWS = 4
+FEW, MANY = 8, 32
+STEPS_A_ROUND = 10
+PORT = 29721
+
+
+def make_plan(microbatches: int) -> Plan:
+    profile = ModelProfile(
+        name="even",
+        microbatch_size=ROWS,
+        layers=tuple(
+            LayerProfile(
+                name=str(i), forward_ms=1, backward_ms=1, output_bytes=1, parameter_bytes=1
+            )
+            for i in range(NUM_STAGES)
+        ),
+    )
+    cluster = Cluster(
+        name="local",
+        devices=tuple(Device(name=f"d{i}") for i in range(NUM_STAGES)),
+        bandwidth_gb_per_s=((10.0,) * NUM_STAGES,) * NUM_STAGES,
+    )
+    stages = tuple(Stage(layers=range(i, i + 1), devices=(i,)) for i in range(NUM_STAGES))
+    run = SCHEDULES["1f1b"](CostModel(profile, cluster).pipeline_costs(stages), microbatches)
+    return Plan(
+        model=profile,
+        cluster=cluster,
+        microbatches=microbatches,
+        stages=stages,
+        schedule=Schedule.from_codes(run.order_SM2.tolist()),
+        planner="even",
+    )
+
+
+def make_model(width: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(NUM_STAGES)))
+
+
+def make_optimizer(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def ours(microbatches: int, width: int):
+    pipeline = Pipeline(
+        make_plan(microbatches), make_model(width), nn.functional.mse_loss, make_optimizer
+    )
+    return pipeline.step, pipeline.close
+
+
+def theirs(microbatches: int, width: int):
+    rank = dist.get_rank()
+    module = make_model(width)[rank]
+    example = torch.zeros(ROWS, width)
+    stage = PipelineStage(
+        module,
+        rank,
+        NUM_STAGES,
+        torch.device("cpu"),
+        input_args=(example.requires_grad_(rank > 0),),
+        output_args=(module(example),),
+    )
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss)
+    optimizer = make_optimizer(module.parameters())
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(inputs)
+        elif rank == NUM_STAGES - 1:
+            losses = []
+            schedule.step(target=targets, losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+
+    return step, lambda: None
+
+
+def time_steps(step, inputs, targets) -> float:
+    """Milliseconds of one step, from barrier to barrier."""
+    dist.barrier()
+    start_s = time.perf_counter()
+    for _ in range(STEPS_A_ROUND):
+        step(inputs, targets)
+    dist.barrier()
+    return (time.perf_counter() - start_s) / STEPS_A_ROUND * 1e3
+
+
+def worker(rank: int, rounds: int, width: int, output: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=NUM_STAGES
+    )
+    subjects, data, close = {}, {}, []
+    for count in (FEW, MANY):
+        data[count] = torch.randn(count * ROWS, width), torch.randn(count * ROWS, width)
+        for name, make in (("pipeplan", ours), ("torch", theirs)):
+            subjects[name, count], ending = make(count, width)
+            close.append(ending)
+    for (_, count), step in subjects.items():
+        time_steps(step, *data[count])
+    times_ms = {key: [] for key in subjects}
+    for _ in range(rounds):
+        for key, step in subjects.items():
+            times_ms[key].append(time_steps(step, *data[key[1]]))
+    for ending in close:
+        ending()
+    if rank == 0:
+        Path(output).write_text(
+            json.dumps([[*key, statistics.median(ms), min(ms)] for key, ms in times_ms.items()])
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    output = Path(options.json or f"/tmp/pipeplan-runtime-{os.getpid()}.json")  # noqa: S108
+    mp.spawn(worker, (options.rounds, options.width, str(output)), nprocs=NUM_STAGES)
+    rows = json.loads(output.read_text())
+    if not options.json:
+        output.unlink()
+    median = {(name, count): ms for name, count, ms, _ in rows}
+    best = {(name, count): ms for name, count, _, ms in rows}
+    print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    for title, table in (("median", median), ("fastest", best)):
+        for name in ("pipeplan", "torch"):
+            extra = (table[name, MANY] - table[name, FEW]) / (MANY - FEW)
+            print(
+                f"{title:8} {name:9} {table[name, FEW]:8.2f} ms with {FEW} microbatches,"
+                f" {table[name, MANY]:8.2f} ms with {MANY};"
+                f" {extra * 1e3 / (2 * NUM_STAGES):7.1f} us a block"
+            )
+        for count in (FEW, MANY):
+            ratio = table["pipeplan", count] / table["torch", count]
+            print(f"{title:8} ratio {ratio:.3f} with {count} microbatches")
+
+
+if __name__ == "__main__":
+    main()

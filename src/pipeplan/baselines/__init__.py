@@ -1,0 +1,34 @@
+"""Published planners beside ours: one design a file, each loaded on its first use.
+
+Each plans with its own view of the cluster and its own objective; our simulator then judges its
+stages and its schedule on the real cluster.
+"""
+
+from importlib import import_module
+
+from pipeplan.problem import Draft, Planner, Problem
+
+__all__ = ["BASELINES"]
+
+
+def _on_first_use(module: str) -> Planner:
+    def planner(problem: Problem) -> Draft:
+        loaded = import_module(f"pipeplan.baselines.{module}")
+        draft: Draft = getattr(loaded, f"plan_{module}")(problem)
+        return draft
+
+    return planner
+
+
+BASELINES: dict[str, Planner] = {
+    "data-parallel": _on_first_use("data_parallel"),
+    "gpipe": _on_first_use("gpipe"),
+    "1f1b": _on_first_use("even_1f1b"),
+    "grid": _on_first_use("grid"),
+    "pipedream": _on_first_use("pipedream"),
+    "dapple": _on_first_use("dapple"),
+    "hetpipe": _on_first_use("hetpipe"),
+    "piper": _on_first_use("piper"),
+    "alpa": _on_first_use("alpa"),
+}
+"""The planners by name."""

@@ -1,0 +1,152 @@
+"""Alpa's inter-operator dynamic program.
+
+Reference:
+    Zheng et al. 2022 (Alpa), arXiv:2201.12023, §5. Layers are cut into stages, each on a submesh;
+    with t_i the latency of a stage and M microbatches (their B), it minimises
+
+        sum of t_i + (M - 1) * max t_i
+
+    by trying every possible value t_max of the maximum: F(l, d) is the least sum for layers l.. on
+    d devices if no stage exceeds t_max. All devices are used. Submeshes are a power of two
+    of devices within a host, or whole hosts; larger ones are placed first.
+    Objective: as above. Cost model: no transfers between stages; within a stage one bandwidth
+    inside and one between hosts, equal devices.
+    Differs: the intra-operator pass is data parallelism alone: t = compute/d + all-reduce/M,
+    gradients being synchronised once an iteration. Memory is left to the checker, so their axis
+    of the number of stages is not needed. Unequal hosts count as one flat host. Values of t_max
+    between two that cannot improve are skipped, which leaves the result exact. Run with 1F1B.
+
+Complexity: O(L^2 D K) for a t_max, K sizes of submeshes; of the up to L^2 K / 2 values of t_max
+some tens are tried.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.baselines.cuts import Split
+from pipeplan.baselines.view import ClusterView, execute, range_sums, view_cluster
+from pipeplan.cost import CostModel, Floats
+from pipeplan.pipeline import Stage
+from pipeplan.problem import Draft, Problem
+
+__all__ = ["plan_alpa", "split_alpa", "submesh_sizes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """The best stages for one t_max."""
+
+    sum_ms: float
+    spans: list[tuple[int, int, int]]
+    """Start, end, number of devices."""
+
+
+def plan_alpa(problem: Problem) -> Draft:
+    """Alpa's stages under 1F1B."""
+    view = view_cluster(problem.cost)
+    split = split_alpa(problem.cost, view, problem.num_microbatches)
+    return execute(problem, split.stages, "1f1b")
+
+
+def split_alpa(cost: CostModel, view: ClusterView, num_microbatches: int) -> Split:
+    """The stages with the least latency by Alpa's formula."""
+    sizes = submesh_sizes(view)
+    stage_ms_KLL = _stage_times(cost, view, sizes, num_microbatches)
+    candidates = np.unique(stage_ms_KLL[np.isfinite(stage_ms_KLL)])
+    solved: dict[int, _Choice] = {}
+
+    def solve(index: int) -> float:
+        if index not in solved:
+            solved[index] = _least_sum(stage_ms_KLL, sizes, view.num_devices, candidates[index])
+        return solved[index].sum_ms
+
+    def latency_ms(index: int) -> float:
+        return solve(index) + (num_microbatches - 1) * float(candidates[index])
+
+    # The sum only falls as t_max grows, so a stretch of values between two solved ones cannot
+    # beat the sum at its upper end with the maximum at its lower end.
+    last = len(candidates) - 1
+    best = last if latency_ms(last) < latency_ms(0) else 0
+    stretches = [(0, last)]
+    while stretches:
+        low, high = stretches.pop()
+        if high - low < 2:
+            continue
+        limit_ms = solve(high) + (num_microbatches - 1) * float(candidates[low + 1])
+        if limit_ms >= latency_ms(best) or solve(low) <= solve(high):
+            continue
+        middle = (low + high) // 2
+        if latency_ms(middle) < latency_ms(best):
+            best = middle
+        stretches += [(middle, high), (low, middle)]
+    return Split(stages=_place(view, solved[best].spans), objective_ms=latency_ms(best))
+
+
+def submesh_sizes(view: ClusterView) -> list[int]:
+    """Powers of two within a host, and whole hosts."""
+    host = len(view.hosts[0]) if view.has_equal_hosts else view.num_devices
+    powers = [1 << p for p in range(host.bit_length()) if 1 << p < host]
+    return powers + [host * n for n in range(1, view.num_devices // host + 1)]
+
+
+def _stage_times(
+    cost: CostModel, view: ClusterView, sizes: list[int], num_microbatches: int
+) -> Floats:
+    """[size, l, j]: layers l..j-1 on that many devices; infinite without a layer."""
+    compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
+    parameter_bytes_LL = range_sums(cost.parameter_bytes_L)
+    no_layer = np.tril(np.ones(compute_ms_LL.shape, dtype=bool))
+    host = len(view.hosts[0]) if view.has_equal_hosts else 0
+    times = []
+    for d in sizes:
+        rate = view.inside_bytes_per_ms if d <= host else view.between_bytes_per_ms
+        reduce_ms_LL = 2 * (d - 1) / d * parameter_bytes_LL / rate
+        stage_ms_LL = compute_ms_LL / d + reduce_ms_LL / num_microbatches
+        times.append(np.where(no_layer, np.inf, stage_ms_LL))
+    return np.array(times)
+
+
+def _least_sum(
+    stage_ms_KLL: Floats, sizes: list[int], num_devices: int, t_max_ms: float
+) -> _Choice:
+    """F for one t_max: the stages with the least sum, none longer than `t_max_ms`."""
+    num_layers = stage_ms_KLL.shape[1] - 1
+    allowed_KLL = np.where(stage_ms_KLL <= t_max_ms, stage_ms_KLL, np.inf)
+    least = np.full((num_layers + 1, num_devices + 1), np.inf)  # [l, d]
+    least[num_layers, 0] = 0.0
+    choice_j = np.zeros(least.shape, dtype=np.int64)
+    choice_k = np.zeros(least.shape, dtype=np.int64)
+    for start in range(num_layers - 1, -1, -1):
+        for index, size in enumerate(sizes):
+            ms_L = allowed_KLL[index, start]
+            ends = np.flatnonzero(np.isfinite(ms_L))
+            if not ends.size:
+                continue
+            total = ms_L[ends, None] + least[ends, : num_devices + 1 - size]
+            where = total.argmin(axis=0)
+            value = total[where, np.arange(total.shape[1])]
+            better = value < least[start, size:]
+            least[start, size:][better] = value[better]
+            choice_j[start, size:][better] = ends[where[better]]
+            choice_k[start, size:][better] = index
+    spans = []
+    layer, left = 0, num_devices
+    while layer < num_layers and np.isfinite(least[0, num_devices]):
+        end, size = int(choice_j[layer, left]), sizes[int(choice_k[layer, left])]
+        spans.append((layer, end, size))
+        layer, left = end, left - size
+    return _Choice(sum_ms=float(least[0, num_devices]), spans=spans)
+
+
+def _place(view: ClusterView, spans: list[tuple[int, int, int]]) -> tuple[Stage, ...]:
+    """Submeshes on ranks, larger ones first, so that small ones do not straddle hosts."""
+    devices: dict[int, tuple[int, ...]] = {}
+    first = 0
+    for index in sorted(range(len(spans)), key=lambda index: -spans[index][2]):
+        devices[index] = view.ranks[first : first + spans[index][2]]
+        first += spans[index][2]
+    return tuple(
+        Stage(layers=range(start, end), devices=devices[index])
+        for index, (start, end, _) in enumerate(spans)
+    )

@@ -1,0 +1,180 @@
+"""The cluster as published planners see it: equal devices, equal hosts, one or two bandwidths.
+
+The published cost models know no single links. Each assumes one bandwidth everywhere (flat), or one
+inside a host and one between hosts (hierarchical), and most assume equal devices. What they
+plan with is derived here, once for all of them; their plans are then judged on the real cluster.
+
+- A bandwidth of a view is the harmonic mean over the ordered pairs of devices that it stands for:
+  bytes divided by it is the mean time over these pairs. `docs/baselines.md` compares it with other
+  averages, most of which make the baselines slower. Latencies are left out, as published.
+- The speed of a view is the median over its devices.
+- Ranks run host by host, hosts in the order of their first device, as launchers hand them out.
+- All of them assume that any two devices can talk. Where the cluster has gaps, a planner that
+  replicates gets devices that can all talk to one another, one that builds a plain chain gets a
+  chain of neighbours. Both are found greedily (the largest would be NP-hard) and are the whole
+  cluster where nothing is missing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cost import CostModel, Floats
+from pipeplan.pipeline import Stage
+from pipeplan.problem import Draft, Problem
+from pipeplan.schedules import SCHEDULES
+
+__all__ = [
+    "ClusterView",
+    "chained_ranks",
+    "execute",
+    "fastest",
+    "range_sums",
+    "view_cluster",
+]
+
+MAX_SEEDS = 64
+"""Devices from which a clique or a chain is grown on a cluster with gaps; the best one counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """Devices that can all talk to one another, and the few numbers that describe them."""
+
+    ranks: tuple[int, ...]
+    """The devices, host by host."""
+    hosts: tuple[tuple[int, ...], ...]
+    """The same devices, divided by host."""
+    flat_bytes_per_ms: float
+    """Between any two; infinite where there is only one device."""
+    inside_bytes_per_ms: float
+    """Between two of one host; the flat one where no host has two."""
+    between_bytes_per_ms: float
+    """Between two hosts; the flat one where there is only one host."""
+    speed: float
+    memory_bytes: float
+    """Of the smallest device; infinite where none has a limit."""
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return len(self.ranks)
+
+    @property
+    def group_size(self) -> int:
+        """The largest number that divides every host into groups of that many devices."""
+        return gcd(*(len(host) for host in self.hosts))
+
+    @property
+    def has_equal_hosts(self) -> bool:
+        """Whether all hosts have the same number of devices."""
+        return len({len(host) for host in self.hosts}) == 1
+
+
+def view_cluster(cost: CostModel) -> ClusterView:
+    """The view of the devices that can all talk to one another."""
+    ranks = _connected_ranks(cost)
+    host_of = [cost.cluster.devices[device].host for device in ranks]
+    hosts: dict[str, list[int]] = {}
+    for device, host in zip(ranks, host_of, strict=True):
+        hosts.setdefault(host, []).append(device)
+    names = np.array(host_of)
+    same_host = names[:, None] == names[None, :]
+    different = ~np.eye(len(ranks), dtype=bool)
+    bytes_per_ms = cost.bytes_per_ms_DD[np.ix_(ranks, ranks)]
+    flat = _mean_rate(bytes_per_ms[different], inf)
+    limits = [cost.cluster.devices[device].memory_gb for device in ranks]
+    return ClusterView(
+        ranks=ranks,
+        hosts=tuple(tuple(host) for host in hosts.values()),
+        flat_bytes_per_ms=flat,
+        inside_bytes_per_ms=_mean_rate(bytes_per_ms[same_host & different], flat),
+        between_bytes_per_ms=_mean_rate(bytes_per_ms[~same_host], flat),
+        speed=float(np.median(cost.speed_D[list(ranks)])),
+        memory_bytes=min((limit * 1e9 for limit in limits if limit is not None), default=inf),
+    )
+
+
+def chained_ranks(cost: CostModel) -> tuple[int, ...]:
+    """Devices in an order in which each can talk to the next one: ranks, if that is possible."""
+    connected_DD = cost.connected_DD()
+    ranks = _ranks(cost)
+    if all(connected_DD[u, v] for u, v in pairwise(ranks)):
+        return tuple(ranks)
+    chains = [_connected_ranks(cost)]
+    chains += [_grow_chain(connected_DD, ranks, start) for start in ranks[:MAX_SEEDS]]
+    return max(chains, key=len)
+
+
+def range_sums(values_L: Floats) -> Floats:
+    """Entry [i, j] is the sum over layers i..j-1; zero where j <= i. Shape [L + 1, L + 1]."""
+    prefix = np.concatenate(([0.0], np.cumsum(values_L)))
+    sums: Floats = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
+    return sums
+
+
+def execute(problem: Problem, stages: Sequence[Stage], rule: str) -> Draft:
+    """The stages under a schedule, timed by our simulator on the real cluster."""
+    run = SCHEDULES[rule](problem.cost.pipeline_costs(stages), problem.num_microbatches)
+    return Draft(stages=tuple(stages), codes=run.order_SM2, iteration_ms=run.iteration_ms)
+
+
+def fastest(drafts: Sequence[Draft]) -> Draft:
+    """The draft with the shortest iteration; the first of equals."""
+    return min(drafts, key=lambda draft: draft.iteration_ms)
+
+
+def _mean_rate(bytes_per_ms: Floats, otherwise: float) -> float:
+    """The harmonic mean; exact where all are equal, so that ties between plans stay ties."""
+    if not bytes_per_ms.size:
+        return otherwise
+    if (bytes_per_ms == bytes_per_ms[0]).all():
+        return float(bytes_per_ms[0])
+    return float(bytes_per_ms.size / (1 / bytes_per_ms).sum())
+
+
+def _ranks(cost: CostModel) -> list[int]:
+    first_of: dict[str, int] = {}
+    for index, device in enumerate(cost.cluster.devices):
+        first_of.setdefault(device.host, index)
+    devices = cost.cluster.devices
+    return sorted(range(len(devices)), key=lambda device: (first_of[devices[device].host], device))
+
+
+def _connected_ranks(cost: CostModel) -> tuple[int, ...]:
+    """The largest clique that grows from any one device, neighbours of high degree first."""
+    connected_DD = cost.connected_DD()
+    ranks = _ranks(cost)
+    if connected_DD.all():
+        return tuple(ranks)
+    by_degree = sorted(ranks, key=lambda device: -int(connected_DD[device].sum()))
+    best: set[int] = set()
+    for start in by_degree[:MAX_SEEDS]:
+        allowed = connected_DD[start].copy()
+        clique = {start}
+        for device in by_degree:
+            if allowed[device] and device not in clique:
+                clique.add(device)
+                allowed &= connected_DD[device]
+        if len(clique) > len(best):
+            best = clique
+    return tuple(device for device in ranks if device in best)
+
+
+def _grow_chain(
+    connected_DD: NDArray[np.bool_], ranks: Sequence[int], start: int
+) -> tuple[int, ...]:
+    """A chain from `start`, at each step to the free neighbour with the fewest free neighbours."""
+    free = set(ranks) - {start}
+    chain = [start]
+    while True:
+        steps = [device for device in ranks if device in free and connected_DD[chain[-1], device]]
+        if not steps:
+            return tuple(chain)
+        left = sorted(free)
+        chain.append(min(steps, key=lambda device: int(connected_DD[device, left].sum())))
+        free.remove(chain[-1])

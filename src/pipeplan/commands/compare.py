@@ -1,0 +1,45 @@
+"""`pipeplan compare`."""
+
+import click
+
+from pipeplan.commands.shared import print_json, print_rich, resolve_cluster, resolve_model
+
+__all__ = ["compare_command"]
+
+
+@click.command("compare")
+@click.argument("model")
+@click.argument("cluster")
+@click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
+@click.option("--planners", help="Names with commas between them; by default all.")
+@click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def compare_command(
+    model: str, cluster: str, microbatches: int, planners: str | None, seed: int, as_json: bool
+) -> None:
+    """Plan MODEL on CLUSTER with every planner and show them side by side."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from pipeplan.comparison import choose_planners, compare
+    from pipeplan.planning import PLANNERS
+
+    chosen = choose_planners(PLANNERS, planners)
+    problem_model, problem_cluster = resolve_model(model), resolve_cluster(cluster, seed)
+    progress = Console(stderr=True, highlight=False, markup=False)
+    with progress.status("planning") as status:
+        comparison = compare(
+            problem_model,
+            problem_cluster,
+            microbatches,
+            chosen,
+            seed=seed,
+            on_start=lambda name: status.update(f"planning with {name}"),
+        )
+    if as_json:
+        print_json(asdict(comparison))
+        return
+    from pipeplan.report.comparison import render_comparison
+
+    print_rich(lambda console: render_comparison(comparison, console))

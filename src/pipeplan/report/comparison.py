@@ -1,0 +1,84 @@
+"""A comparison of planners in the terminal: a line and a bar for each, within 80 columns."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.comparison import Comparison, ComparisonRow
+from pipeplan.report.units import humanise_gb, humanise_ms
+
+__all__ = ["render_comparison"]
+
+LONGEST_NAME = 24
+BAR_WIDTH = 12
+UNICODE_BAR, ASCII_BAR = "█", "#"
+
+
+def render_comparison(comparison: Comparison, console: Console) -> RenderableType:
+    """The rows, fastest first; bars show iteration times, shorter is better."""
+    longest_ms = max((row.iteration_ms or 0.0 for row in comparison.rows), default=0.0)
+    bar = UNICODE_BAR if console.encoding.startswith("utf") else ASCII_BAR
+    has_gap = any(row.gap is not None for row in comparison.rows)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("planner", no_wrap=True)
+    table.add_column("iteration", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, width=BAR_WIDTH)
+    for heading in ("speed-up", "bubble", "memory", *(["gap"] if has_gap else []), "planned"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        if row.iteration_ms is not None:
+            table.add_row(*_cells(row, row.iteration_ms, longest_ms, bar, has_gap))
+    return Group(_heading(comparison), "", table, *_notes(comparison))
+
+
+def _cells(
+    row: ComparisonRow, iteration_ms: float, longest_ms: float, bar: str, has_gap: bool
+) -> list[RenderableType]:
+    length = round(BAR_WIDTH * iteration_ms / longest_ms) if longest_ms else 0
+    memory = humanise_gb(row.peak_memory_gb or 0.0)
+    cells: list[RenderableType] = [
+        _short(row.planner),
+        humanise_ms(iteration_ms),
+        Text(bar * max(1, length), style="blue"),
+        "" if row.speedup is None else f"{row.speedup:.2f}x",
+        f"{row.bubble_fraction:.1%}",
+        memory if row.fits_memory else Text(f"{memory}!", style="red"),
+    ]
+    if has_gap:
+        cells.append("" if row.gap is None else f"{row.gap:.1%}")
+    return [*cells, _seconds(row.planning_s)]
+
+
+def _heading(comparison: Comparison) -> Text:
+    text = Text()
+    text.append(f"{_short(comparison.model)} on {_short(comparison.cluster)}", style="bold")
+    text.append(f": {comparison.microbatches} microbatches, seed {comparison.seed}")
+    if comparison.reference is not None:
+        text.append(f"; speed-up over {_short(comparison.reference)}")
+    return text
+
+
+def _notes(comparison: Comparison) -> list[Text]:
+    notes = []
+    if any(row.fits_memory is False for row in comparison.rows):
+        notes.append(Text("! needs more memory than a device has", style="red"))
+    notes += [
+        Text(f"{_short(row.planner)}: no plan: {_plain(row.infeasible_reason or '')}")
+        for row in comparison.rows
+        if row.iteration_ms is None
+    ]
+    return [Text(""), *notes] if notes else []
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _short(text: str) -> str:
+    text = _plain(text)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+
+
+def _plain(text: str) -> str:
+    """The text as one line that no terminal takes for a command."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -1,0 +1,37 @@
+"""Runs a plan: synchronous pipeline training on torch.distributed.
+
+>>> from pipeplan.runtime import Pipeline
+>>> pipeline = Pipeline(plan, model, loss_fn, lambda parameters: torch.optim.AdamW(parameters))
+>>> loss = pipeline.step(batch, targets)
+
+Needs the extra `torch`. Names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeplan.runtime.batches import Whole
+    from pipeplan.runtime.errors import RankFailedError, RuntimeMismatchError
+    from pipeplan.runtime.training import Pipeline
+
+__all__ = ["Pipeline", "RankFailedError", "RuntimeMismatchError", "Whole"]
+
+_MODULE_OF = {
+    "Pipeline": "training",
+    "RankFailedError": "errors",
+    "RuntimeMismatchError": "errors",
+    "Whole": "batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'pipeplan.runtime' has no attribute {name!r}")
+    value = getattr(import_module(f"pipeplan.runtime.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

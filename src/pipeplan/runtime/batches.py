@@ -1,0 +1,78 @@
+"""A batch as the runtime sees it: nested tensors whose first dimension is rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.splitting.nesting import map_tensors
+
+__all__ = ["Whole", "as_call", "num_rows", "select_rows", "signature"]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A value of the batch that every microbatch gets whole, such as a mask for all rows."""
+
+    value: Any
+
+
+def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a model is called with a batch: a dict by name, a tuple by position, else alone."""
+    if isinstance(batch, dict):
+        return (), batch
+    return (batch if isinstance(batch, tuple) else (batch,)), {}
+
+
+def num_rows(value: Any, what: str) -> int:
+    """The number of rows that all tensors agree on."""
+    found: list[int] = []
+
+    def look(leaf: Any) -> None:
+        if isinstance(leaf, Whole):
+            return
+        if not leaf.ndim:
+            raise RuntimeMismatchError(
+                f"{what}: holds a tensor without rows; wrap it in pipeplan.runtime.Whole"
+            )
+        found.append(leaf.shape[0])
+
+    map_tensors(value, look, Whole)
+    if not found:
+        raise RuntimeMismatchError(f"{what}: holds no tensor with rows")
+    if len(set(found)) > 1:
+        raise RuntimeMismatchError(
+            f"{what}: its tensors have {' and '.join(map(str, sorted(set(found))))} rows; wrap"
+            " in pipeplan.runtime.Whole what all rows share"
+        )
+    return found[0]
+
+
+def select_rows(value: Any, rows: Sequence[int], device: torch.device) -> Any:
+    """These rows of every tensor, on the device; a view where they are consecutive."""
+    start, stop = rows[0], rows[-1] + 1
+    consecutive = list(rows) == list(range(start, stop))
+    index = None if consecutive else torch.tensor(rows)
+
+    def pick(leaf: Any) -> Any:
+        if isinstance(leaf, Whole):
+            return map_tensors(leaf.value, lambda tensor: tensor.to(device))
+        chosen = leaf[start:stop] if index is None else leaf[index.to(leaf.device)]
+        return chosen.to(device, non_blocking=True)
+
+    return map_tensors(value, pick, Whole)
+
+
+def signature(value: Any) -> tuple[Any, ...]:
+    """Equal for batches whose microbatches have equal shapes."""
+    found: list[Any] = []
+
+    def look(leaf: Any) -> None:
+        tensor = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(tensor, torch.Tensor):
+            found.append((tuple(tensor.shape), str(tensor.dtype), isinstance(leaf, Whole)))
+
+    map_tensors(value, look, Whole)
+    return tuple(found)

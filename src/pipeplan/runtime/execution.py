@@ -1,0 +1,230 @@
+"""One replica's blocks: a microbatch forward or backward through its part of the model.
+
+Random numbers: every block draws from a generator seeded by (seed, step, stage, microbatch,
+replica), so a run repeats bit by bit, recomputation draws what the forward drew, and replicas
+and microbatches drop different elements.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.parts import Part
+
+__all__ = ["BlockSeeds", "LossTerms", "StageRunner"]
+
+Function = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeeds:
+    """What the random numbers of a replica depend on, besides step and microbatch."""
+
+    seed: int
+    stage: int
+    replica: int
+
+    def of(self, step: int, microbatch: int) -> int:
+        """The seed of one block."""
+        text = f"{self.seed}/{step}/{self.stage}/{microbatch}/{self.replica}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """How the last stage turns outputs into a loss and into metrics."""
+
+    loss_fn: Function
+    metrics: Mapping[str, Function]
+    weight_fn: Callable[[Any], Any] | None
+    """How much targets weigh; None: a row weighs 1."""
+
+    def weight(self, targets: Any, num_rows: int) -> float:
+        """The weight of these targets in the mean."""
+        return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the backward of a microbatch needs."""
+
+    carried: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    grad_outputs: list[torch.Tensor] | None
+    call: Any
+    seed: int
+
+
+class StageRunner:
+    """Runs the blocks of one replica, without any communication."""
+
+    def __init__(
+        self,
+        part: Part,
+        device: torch.device,
+        *,
+        seeds: BlockSeeds,
+        recompute: bool,
+        amp_dtype: torch.dtype | None,
+        loss: LossTerms | None,
+    ) -> None:
+        self._part, self._device, self._seeds = part, device, seeds
+        self._recompute, self._amp_dtype = recompute, amp_dtype
+        self._loss = loss
+        self._kept: dict[int, _Kept] = {}
+        self._clones_inputs = False
+        self._statistics = [
+            module
+            for module in part.model.modules()
+            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        ]
+
+    def forward(
+        self,
+        step: int,
+        microbatch: int,
+        carried: list[torch.Tensor],
+        template: Any,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        *,
+        learn: bool = False,
+    ) -> tuple[list[torch.Tensor], Any]:
+        """The tensors that leave the stage and what puts them back together.
+
+        `learn` computes with gradients in any case, so that it is seen which outputs have one.
+        """
+        seed = self._seeds.of(step, microbatch)
+        call = (template, inputs)
+        if self._recompute:
+            with torch.set_grad_enabled(learn):
+                output = self._run(carried, call, seed)
+            tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
+            self._kept[microbatch] = _Kept(carried, [], None, call, seed)
+            return tensors, shape
+        output = self._run(carried, call, seed)
+        tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
+        self._kept[microbatch] = _Kept(carried, tensors, None, None, seed)
+        return tensors, shape
+
+    def forward_last(
+        self,
+        step: int,
+        microbatch: int,
+        carried: list[torch.Tensor],
+        template: Any,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        targets: Any,
+        share: float,
+        gradient_scale: float,
+    ) -> torch.Tensor:
+        """The loss and the metrics of these rows, each times their share of the batch's weight."""
+        seed = self._seeds.of(step, microbatch)
+        call = (template, inputs, targets, share)
+        with torch.set_grad_enabled(not self._recompute):
+            loss, stats = self._run_loss(carried, call, seed)
+        outputs = [] if self._recompute else [loss]
+        scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
+        self._kept[microbatch] = _Kept(
+            carried, outputs, [scale], call if self._recompute else None, seed
+        )
+        return stats
+
+    def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients of what entered the stage; `grad_outputs` are those of what left it."""
+        kept = self._kept.pop(microbatch)
+        outputs = kept.outputs
+        if self._recompute:
+            with self._frozen_statistics():
+                if kept.grad_outputs is not None:
+                    outputs = [self._run_loss(kept.carried, kept.call, kept.seed)[0]]
+                else:
+                    output = self._run(kept.carried, kept.call, kept.seed)
+                    outputs, _ = take_tensors(output, f"layers {self._part.layers_text}")
+        roots = [tensor for tensor in outputs if tensor.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, kept.grad_outputs or grad_outputs)
+        gradients = []
+        for tensor in kept.carried:
+            if tensor.requires_grad:
+                gradients.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+                tensor.grad = None
+        return gradients
+
+    def forget(self) -> None:
+        """Drop what an interrupted step has kept."""
+        self._kept.clear()
+
+    def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
+        template, (args, kwargs) = call[:2]
+        self._seed(seed)
+        with self._autocast():
+            if self._clones_inputs:
+                return self._part(self._arrived(template, carried), args, kwargs)
+            try:
+                value = put_tensors(template, carried) if template is not None else None
+                return self._part(value, args, kwargs)
+            except RuntimeError as error:
+                # A stage may begin with a layer that works in place, which a leaf does not allow.
+                if "leaf Variable that requires grad" not in str(error):
+                    raise
+        self._clones_inputs = True
+        return self._run(carried, call, seed)
+
+    def _arrived(self, template: Any, carried: list[torch.Tensor]) -> Any:
+        if template is None:
+            return None
+        return put_tensors(template, [tensor.clone() for tensor in carried])
+
+    def _run_loss(
+        self, carried: list[torch.Tensor], call: Any, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._loss is None:
+            raise AssertionError("only the last stage has a loss")
+        output = self._run(carried, call, seed)
+        _, _, targets, share = call
+        numbers: list[Any]
+        if share:
+            with self._autocast():
+                loss = self._loss.loss_fn(output, targets)
+            with torch.no_grad():
+                numbers = [fn(output, targets) for fn in self._loss.metrics.values()]
+        else:
+            # Rows without weight have no mean; the graph still has to be walked.
+            tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+            loss = sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+            numbers = [0.0] * len(self._loss.metrics)
+        stats = torch.stack(
+            [
+                torch.as_tensor(number, device=self._device).detach().double()
+                for number in (loss, *numbers)
+            ]
+        )
+        return loss, stats * share
+
+    def _seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._amp_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._amp_dtype)
+
+    @contextlib.contextmanager
+    def _frozen_statistics(self) -> Any:
+        """Recomputation must not count a microbatch twice in running means."""
+        saved = [
+            [(buffer, buffer.clone()) for buffer in module.buffers(recurse=False)]
+            for module in self._statistics
+        ]
+        yield
+        for buffers in saved:
+            for buffer, value in buffers:
+                buffer.data.copy_(value)

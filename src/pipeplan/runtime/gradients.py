@@ -1,0 +1,174 @@
+"""Gradients summed over all that hold a parameter: a stage's replicas, and stages that share it.
+
+Parameters go into buckets in the reverse of their order of use, roughly the order in which
+gradients come; a bucket's all-reduce starts inside the last backward, as soon as its last
+gradient is there, and always after the buckets before it, so that all replicas agree::
+
+    last backward   |--------------------------|
+    all-reduce          |bucket 0| |bucket 1|     |bucket 2|
+
+A parameter held by several stages (tied weights) is summed over all ranks that hold it, in a
+bucket of its own group: partial sums of replicas need no reduction before that.
+
+Each bucket ends with a count for each parameter of the replicas in which it got a gradient: where
+nobody had one, it stays without, as in ordinary training, and the optimizer skips it.
+
+Reference:
+    Li et al. 2020, "PyTorch Distributed", VLDB 13, section 3.2.3: buckets and their order.
+    Differs: counts of use travel with the bucket instead of in a separate all-reduce.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["GradientReducer", "Reduction"]
+
+BUCKET_BYTES = 25e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Parameters whose gradients are summed over a group of ranks."""
+
+    parameters: Sequence[nn.Parameter]
+    group: Any
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Gradients that are reduced at once; they are views of one flat tensor."""
+
+    parameters: list[nn.Parameter]
+    group: Any
+    flat: torch.Tensor
+    views: list[torch.Tensor]
+    num_missing: int = 0
+    used: set[int] = field(default_factory=set)
+    work: Any = None
+
+
+class GradientReducer:
+    """Collects the gradients of a step and sums them over their groups."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        reductions: Sequence[Reduction],
+        bucket_bytes: float = BUCKET_BYTES,
+    ) -> None:
+        self.parameters = list(parameters)
+        self._buckets = [
+            bucket for reduction in reductions for bucket in _buckets(reduction, bucket_bytes)
+        ]
+        self._is_last = False
+        self._num_started = 0
+        self.started_inside = 0
+        """How many all-reduces the last step started inside its last backward."""
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._make_hook(bucket, index)
+            )
+            for bucket in self._buckets
+            for index, parameter in enumerate(bucket.parameters)
+        ]
+
+    def begin(self) -> None:
+        """Forget the last step's gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._is_last = False
+        self._num_started = self.started_inside = 0
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            bucket.used.clear()
+            bucket.num_missing = len(bucket.parameters)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+
+    def expect_last(self) -> None:
+        """The next backward is this rank's last one: buckets may go as they fill."""
+        self._is_last = True
+
+    def finish(self) -> None:
+        """Start what has not been started, wait for all, and drop gradients that nobody has."""
+        self.started_inside = self._num_started
+        while self._num_started < len(self._buckets):
+            self._start_one()
+        for bucket in self._buckets:
+            bucket.work.wait()
+            bucket.work = None
+            num_parameters = len(bucket.parameters)
+            if len(bucket.used) < num_parameters:
+                counts = bucket.flat[-num_parameters:].tolist()
+                for parameter, count in zip(bucket.parameters, counts, strict=True):
+                    if not count:
+                        parameter.grad = None
+
+    def close(self) -> None:
+        """Leave the parameters as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _make_hook(self, bucket: _Bucket, index: int) -> Any:
+        def arrived(parameter: torch.Tensor) -> None:
+            bucket.used.add(index)
+            view = bucket.views[index]
+            if parameter.grad is not view:  # autograd or the user put another tensor there
+                view.copy_(parameter.grad)  # type: ignore[arg-type]
+                parameter.grad = view
+            if self._is_last:
+                bucket.num_missing -= 1
+                while (
+                    self._num_started < len(self._buckets)
+                    and self._buckets[self._num_started].num_missing <= 0
+                ):
+                    self._start_one()
+
+        return arrived
+
+    def _start_one(self) -> None:
+        bucket = self._buckets[self._num_started]
+        self._num_started += 1
+        if bucket.used:
+            first_count = bucket.flat.numel() - len(bucket.parameters)
+            if len(bucket.used) == len(bucket.parameters):
+                bucket.flat[first_count:].fill_(1.0)
+            else:
+                for index in bucket.used:
+                    bucket.flat[first_count + index] = 1.0
+        bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+
+
+def _buckets(reduction: Reduction, bucket_bytes: float) -> list[_Bucket]:
+    buckets: list[list[nn.Parameter]] = []
+    size_bytes = 0.0
+    for parameter in reversed(list(reduction.parameters)):
+        num_bytes = parameter.numel() * parameter.element_size()
+        fits = buckets and size_bytes + num_bytes <= bucket_bytes
+        if not fits or _kind(buckets[-1][0]) != _kind(parameter):
+            buckets.append([])
+            size_bytes = 0.0
+        buckets[-1].append(parameter)
+        size_bytes += num_bytes
+    return [_bucket(parameters, reduction.group) for parameters in buckets]
+
+
+def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
+def _bucket(parameters: list[nn.Parameter], group: Any) -> _Bucket:
+    total = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(
+        total + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
+    )
+    views, start = [], 0
+    for parameter in parameters:
+        views.append(flat[start : start + parameter.numel()].view_as(parameter))
+        start += parameter.numel()
+    return _Bucket(parameters=parameters, group=group, flat=flat, views=views)

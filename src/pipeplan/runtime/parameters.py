@@ -1,0 +1,82 @@
+"""Parameters at the start and at the end: filled, made equal on all holders, gathered."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.runtime.gradients import Reduction
+from pipeplan.splitting.parts import Stand
+
+__all__ = ["gather_state", "materialise", "share_initial_values"]
+
+
+def materialise(
+    model: nn.Module, device: torch.device, init_fn: Callable[[nn.Module], None] | None
+) -> None:
+    """Put a stage's part on its device; what is on the meta device is filled by `init_fn`."""
+    made: dict[int, Any] = {}  # a tensor with two names stays one tensor
+    for module in model.modules():
+        if isinstance(module, Stand):
+            module.place = device
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in made:
+                    empty: Any = torch.empty_like(tensor, device=device)
+                    if isinstance(tensor, nn.Parameter):
+                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    made[id(tensor)] = (empty, tensor)  # the old one too: its id stays taken
+                tensors[name] = made[id(tensor)][0]
+    if made and init_fn is None:
+        raise RuntimeMismatchError(
+            "model: is on the meta device and has no values; give init_fn, which fills them"
+        )
+    model.to(device)
+    if made and init_fn is not None:
+        init_fn(model)
+
+
+def share_initial_values(
+    model: nn.Module, group: Any, ranks: Sequence[int], reductions: Sequence[Reduction]
+) -> None:
+    """All holders of a tensor start from its first holder's values."""
+    with torch.no_grad():
+        if len(ranks) > 1:
+            for tensor in [*model.parameters(), *model.buffers()]:
+                _broadcast(tensor, ranks[0], group)
+        for reduction in reductions:
+            first = min(dist.get_process_group_ranks(reduction.group))
+            for parameter in reduction.parameters:
+                _broadcast(parameter, first, reduction.group)
+
+
+def _broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
+    values = tensor.detach().contiguous()
+    dist.broadcast(values, source, group=group)
+    tensor.detach().copy_(values)
+
+
+def gather_state(
+    state: dict[str, torch.Tensor], device: torch.device
+) -> dict[str, torch.Tensor] | None:
+    """The tensors of all ranks on rank 0, sent one by one; None elsewhere."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    kinds = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
+    all_kinds: list[Any] = [None] * num_ranks
+    dist.all_gather_object(all_kinds, kinds)
+    if rank:
+        for tensor in state.values():
+            dist.send(tensor.detach().contiguous(), 0)
+        return None
+    whole = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    for source in range(1, num_ranks):
+        for name, shape, dtype in all_kinds[source]:
+            received = torch.empty(shape, dtype=dtype, device=device)
+            dist.recv(received, source)
+            whole[name] = received.cpu()
+    return whole

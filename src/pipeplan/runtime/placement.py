@@ -1,0 +1,142 @@
+"""Which rank is which device of the plan.
+
+The plan names devices and their hosts; at start every rank says where it really runs::
+
+    real host has the plan's name   the i-th rank there is the plan's i-th device of that host
+    all ranks on one host           ranks are the plan's devices in the order of the cluster
+    anything else                   refused: name the hosts, or say each rank's device
+
+Devices that the plan leaves unused may have a rank or not.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from pipeplan.pipeline import Plan
+from pipeplan.runtime.errors import RuntimeMismatchError
+
+__all__ = ["Place", "Placement", "find_placement", "place_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank really runs."""
+
+    host: str
+    device_name: str | None = None
+    """The plan's device that this rank claims to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The ranks of every stage, in the order of the stage's devices."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    device_of: dict[int, str]
+    """By rank, the name of its device."""
+    local_index: tuple[int, ...]
+    """By rank, the how-manieth it is on its host."""
+
+    def find(self, rank: int) -> tuple[int, int] | None:
+        """The stage and replica of a rank; None for one that the plan leaves unused."""
+        for stage, ranks in enumerate(self.ranks):
+            if rank in ranks:
+                return stage, ranks.index(rank)
+        return None
+
+
+def find_placement(
+    plan: Plan, device_name: str | None, real_hosts: Mapping[str, str] | None
+) -> Placement:
+    """The placement of all ranks, from what each of them says about itself."""
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, (socket.gethostname(), device_name))
+    return place_ranks(
+        plan, [Place(host=host, device_name=name) for host, name in places], real_hosts or {}
+    )
+
+
+def place_ranks(plan: Plan, places: Sequence[Place], real_hosts: Mapping[str, str]) -> Placement:
+    """The rank of every device that the plan uses; a mismatch is explained."""
+    local_index = tuple(
+        sum(other.host == place.host for other in places[:rank])
+        for rank, place in enumerate(places)
+    )
+    used = sorted(device for stage in plan.stages for device in stage.devices)
+    names = [device.name for device in plan.cluster.devices]
+    if len(places) < len(used):
+        raise RuntimeMismatchError(
+            f"ranks: {len(places)} for a plan on {len(used)} devices;"
+            f" start {len(used)} ranks or plan for {len(places)} devices"
+        )
+    device_of = _devices(plan, places, real_hosts, local_index, used)
+    rank_of: dict[int, int] = {}
+    for rank, device in device_of.items():
+        if device in rank_of:
+            raise RuntimeMismatchError(
+                f"ranks: {rank_of[device]} and {rank} are both {names[device]!r};"
+                " each device has one rank"
+            )
+        rank_of[device] = rank
+    for device in used:
+        if device not in rank_of:
+            host = plan.cluster.devices[device].host
+            raise RuntimeMismatchError(
+                f"devices: {names[device]!r} on host {host!r} has no rank; ranks are"
+                f" on {_listed(places)}; start one there or plan without it"
+            )
+    return Placement(
+        ranks=tuple(tuple(rank_of[device] for device in stage.devices) for stage in plan.stages),
+        device_of={rank: names[device] for rank, device in device_of.items()},
+        local_index=local_index,
+    )
+
+
+def _devices(
+    plan: Plan,
+    places: Sequence[Place],
+    real_hosts: Mapping[str, str],
+    local_index: Sequence[int],
+    used: list[int],
+) -> dict[int, int]:
+    """By rank, its device."""
+    devices = plan.cluster.devices
+    claims = [place.device_name for place in places]
+    if any(claims):
+        index_of = {device.name: index for index, device in enumerate(devices)}
+        for rank, claim in enumerate(claims):
+            if claim not in index_of:
+                said = "says no device name" if claim is None else f"says it is {claim!r}"
+                raise RuntimeMismatchError(
+                    f"ranks: {rank} {said}; each rank names a device of the plan:"
+                    f" {', '.join(list(index_of)[:8])}"
+                )
+        return {rank: index_of[str(claim)] for rank, claim in enumerate(claims)}
+    on_host: dict[str, list[int]] = {}
+    for index, device in enumerate(devices):
+        on_host.setdefault(real_hosts.get(device.host, device.host), []).append(index)
+    if {place.host for place in places} & set(on_host):
+        found = {}
+        for rank, place in enumerate(places):
+            there = on_host.get(place.host, [])
+            if local_index[rank] < len(there):
+                found[rank] = there[local_index[rank]]
+        return found
+    if len({place.host for place in places}) == 1:
+        order = used if len(places) < len(devices) else list(range(len(devices)))
+        return dict(enumerate(order[: len(places)]))
+    raise RuntimeMismatchError(
+        f"hosts: the plan names {', '.join(sorted(on_host))}, but ranks run on {_listed(places)};"
+        " give the cluster these host names, or say real_hosts={plan's: real}"
+    )
+
+
+def _listed(places: Sequence[Place]) -> str:
+    counts: dict[str, int] = {}
+    for place in places:
+        counts[place.host] = counts.get(place.host, 0) + 1
+    return ", ".join(f"{host} ({count})" for host, count in counts.items())

@@ -1,0 +1,10 @@
+"""Which modules of a torch model are the layers of a model profile, and how to cut between them.
+
+Running a plan and profiling a model use the same rules, so that names and cuts mean the same.
+"""
+
+from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, lay_out
+from pipeplan.splitting.parts import Part, cut, holders
+from pipeplan.splitting.timing import profile_layers
+
+__all__ = ["BEFORE", "BEHIND", "Layout", "Part", "cut", "holders", "lay_out", "profile_layers"]

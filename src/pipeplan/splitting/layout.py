@@ -1,0 +1,179 @@
+"""Which modules of a model are the layers of a profile.
+
+Three kinds of model::
+
+    nn.Sequential        0, 1, 2, ...                     each child is a layer
+    a layer list         before, h.0, h.1, ..., behind    what is called in front of the list and
+                                                          behind it are layers of their own
+    named modules        embed, blocks.0, ..., head       called one after another, tuples spread
+
+A profile may leave out `before` and `behind`: they then belong to the first and the last layer of
+the list. The layer list is the `nn.ModuleList` or `nn.Sequential` with the most parameters,
+which in transformers is the stack of blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.spelling import nearest
+
+__all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "lay_out"]
+
+BEFORE = "before"
+"""Everything that runs in front of the layer list: embeddings, masks."""
+BEHIND = "behind"
+"""Everything that runs behind the layer list: the last norm, the head."""
+
+FEWEST_LAYERS = 2
+"""A list of fewer modules is no stack of layers."""
+
+
+class LayoutKind(StrEnum):
+    """How a model is run in parts."""
+
+    SEQUENTIAL = "sequential"
+    LAYER_LIST = "layer list"
+    NAMED = "named modules"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The layers of a model, as ranges of its smallest separable parts."""
+
+    kind: LayoutKind
+    names: tuple[str, ...]
+    """A name for each layer, as in the profile."""
+    atoms: tuple[str, ...]
+    """The smallest parts: module names, for a layer list with `before` and `behind` around."""
+    atoms_of: tuple[range, ...]
+    """For each layer its parts."""
+    list_name: str = ""
+    """Where the layer list stands."""
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.names)
+
+    def atoms_in(self, layers: range) -> range:
+        """The parts of consecutive layers."""
+        return range(self.atoms_of[layers[0]].start, self.atoms_of[layers[-1]].stop)
+
+
+def lay_out(model: nn.Module, names: Sequence[str] | None = None) -> Layout:
+    """The layers of `model`; with `names`, those of a profile, found among its modules.
+
+    Raises:
+        RuntimeMismatchError: the names are not those of layers of this model.
+    """
+    if names is None:
+        return _sequential(model) if isinstance(model, nn.Sequential) else _layer_list(model)
+    candidates = []
+    if isinstance(model, nn.Sequential):
+        candidates.append(_sequential(model))
+    else:
+        found = _find_list(model)
+        if found:
+            candidates.append(_layer_list(model))
+    for layout in candidates:
+        matched = _match(layout, tuple(names))
+        if matched is not None:
+            return matched
+    return _named(model, tuple(names), candidates)
+
+
+def _sequential(model: nn.Sequential) -> Layout:
+    names = tuple(name for name, _ in model.named_children())
+    if not names:
+        raise RuntimeMismatchError("model: is an empty nn.Sequential; it needs a layer")
+    return _one_each(LayoutKind.SEQUENTIAL, names)
+
+
+def _one_each(kind: LayoutKind, names: tuple[str, ...], list_name: str = "") -> Layout:
+    return Layout(
+        kind=kind,
+        names=names,
+        atoms=names,
+        atoms_of=tuple(range(i, i + 1) for i in range(len(names))),
+        list_name=list_name,
+    )
+
+
+def _layer_list(model: nn.Module) -> Layout:
+    list_name = _find_list(model)
+    if not list_name:
+        raise RuntimeMismatchError(
+            f"model: {type(model).__name__} is no nn.Sequential and has no list of at least"
+            f" {FEWEST_LAYERS} layers; name its layers"
+        )
+    inside = [f"{list_name}.{name}" for name, _ in model.get_submodule(list_name).named_children()]
+    return _one_each(LayoutKind.LAYER_LIST, (BEFORE, *inside, BEHIND), list_name)
+
+
+def _find_list(model: nn.Module) -> str:
+    """The name of the outermost list of layers with the most parameters; empty if there is none."""
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_LAYERS
+        if name and is_list and not any(name.startswith(f"{outer}.") for outer in sizes):
+            sizes[name] = sum(parameter.numel() for parameter in module.parameters())
+    return max(sizes, key=lambda name: sizes[name]) if sizes else ""
+
+
+def _match(layout: Layout, names: tuple[str, ...]) -> Layout | None:
+    """The layout under these names: all of its own, or without `before` and `behind`."""
+    if names == layout.names:
+        return layout
+    if layout.kind is not LayoutKind.LAYER_LIST:
+        return None
+    first = 0 if names[:1] == (BEFORE,) else 1
+    last = len(layout.atoms) - (0 if names[-1:] == (BEHIND,) else 1)
+    if names != layout.names[first:last] or len(names) < FEWEST_LAYERS:
+        return None
+    ranges = list(layout.atoms_of[first:last])
+    ranges[0] = range(ranges[0].stop)
+    ranges[-1] = range(ranges[-1].start, len(layout.atoms))
+    return Layout(
+        kind=layout.kind,
+        names=names,
+        atoms=layout.atoms,
+        atoms_of=tuple(ranges),
+        list_name=layout.list_name,
+    )
+
+
+def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -> Layout:
+    modules = dict(model.named_modules())
+    expected = [name for layout in candidates for name in layout.names] or list(modules)[1:]
+    for index, name in enumerate(names):
+        if name not in modules or not name:
+            hint = nearest(name, expected) if len(expected) <= 8 else _example(name, expected)
+            raise RuntimeMismatchError(
+                f"layers[{index}].name: {name!r} is no layer of this {type(model).__name__}{hint}"
+            )
+        for other in names[:index]:
+            if name == other or name.startswith(f"{other}.") or other.startswith(f"{name}."):
+                raise RuntimeMismatchError(
+                    f"layers[{index}].name: {name!r} and {other!r} overlap; a module is one layer"
+                )
+    covered = {id(parameter) for name in names for parameter in modules[name].parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in covered:
+            raise RuntimeMismatchError(
+                f"layers: the parameter {name!r} belongs to none of the {len(names)} layers;"
+                f" name the module that holds it"
+                + (f", or use {_example('', expected)[2:]}" if candidates else "")
+            )
+    return _one_each(LayoutKind.NAMED, names)
+
+
+def _example(name: str, expected: list[str]) -> str:
+    """The nearest name, or the first and the last of many."""
+    hint = nearest(name, expected) if name else ""
+    if hint.startswith("; did"):
+        return hint
+    return f"; its layers are {', '.join(expected[:2])}, ..., {expected[-1]}"

@@ -1,0 +1,75 @@
+"""Tensors inside tuples, lists and dicts: taken out to be sent or divided, and put back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+
+__all__ = ["map_tensors", "put_tensors", "take_tensors", "tensors_in"]
+
+Template = Any
+"""The value with each tensor replaced by its number: JSON, so that another rank can read it."""
+
+
+def take_tensors(value: Any, where: str) -> tuple[list[torch.Tensor], Template]:
+    """The tensors of a nested value, in order, and what puts them back."""
+    tensors: list[torch.Tensor] = []
+
+    def walk(part: Any) -> Template:
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+            return ["tensor", len(tensors) - 1]
+        if isinstance(part, dict) and all(isinstance(key, str) for key in part):
+            return ["dict", {key: walk(entry) for key, entry in part.items()}]
+        if isinstance(part, tuple | list):
+            return [
+                "tuple" if isinstance(part, tuple) else "list",
+                [walk(entry) for entry in part],
+            ]
+        if part is None or isinstance(part, bool | int | float | str):
+            return ["plain", part]
+        raise RuntimeMismatchError(
+            f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"
+            " None can, alone or in tuples, lists and dicts"
+        )
+
+    template = walk(value)
+    return tensors, template
+
+
+def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
+    """The nested value with these tensors in it."""
+    kind, content = template
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: put_tensors(entry, tensors) for key, entry in content.items()}
+    if kind in ("tuple", "list"):
+        entries = [put_tensors(entry, tensors) for entry in content]
+        return tuple(entries) if kind == "tuple" else entries
+    return content
+
+
+def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.Tensor) -> Any:
+    """The same nesting with `function` of every tensor; everything else as it is."""
+    if isinstance(value, leaf | torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(entry, function, leaf) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [map_tensors(entry, function, leaf) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a nested value, also of a library's own kind of dict."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return []

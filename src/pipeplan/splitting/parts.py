@@ -1,0 +1,309 @@
+"""A model cut down to one stage: only that stage's modules stay, and it runs from cut to cut.
+
+A model with a layer list is run by its own forward, so that its glue (masks, rotary positions,
+residual streams) needs no rewriting::
+
+    stage 1 of 3:   before      h.0   h.1   h.2   h.3   behind
+                    outlined    skip  skip  runs  runs  absent
+                                      |           |
+                       returns what arrived      its output leaves the forward
+
+What stands before the list is outlined on later stages: it returns zeros of the shape that it
+would return, at no cost, since the model's forward may ask for that shape. Modules without
+parameters stay everywhere: their outputs (masks, rotary tensors) are computed again.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind
+from pipeplan.splitting.nesting import map_tensors, take_tensors
+
+__all__ = ["Part", "Stand", "cut", "holders"]
+
+
+def holders(model: nn.Module, layout: Layout, stages: Sequence[range]) -> dict[str, set[int]]:
+    """For every parameter, by name, the stages that hold it.
+
+    A tensor with two names (tied weights) has both; each name lists the stages of both.
+    """
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    atoms = [layout.atoms_in(layers) for layers in stages]
+    found: dict[str, set[int]] = {}
+    for names in names_of.values():
+        stages_of = {
+            stage
+            for stage, mine in enumerate(atoms)
+            for name in names
+            if _is_held(model, layout, mine, name)
+        }
+        found.update(dict.fromkeys(names, stages_of))
+    return found
+
+
+def cut(model: nn.Module, layout: Layout, layers: range, *, drop: bool = True) -> "Part":
+    """The part of `model` that runs these layers. The model is changed: all else is dropped.
+
+    Without `drop` a model without a layer list stays whole.
+    """
+    atoms = layout.atoms_in(layers)
+    if layout.kind is LayoutKind.LAYER_LIST:
+        return _ListPart(model, layout, atoms)
+    return _ChainPart(model, layout, atoms, drop=drop)
+
+
+class Part:
+    """Consecutive layers of a model, called with what crosses the cut and the model's inputs."""
+
+    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
+        self.model = model
+        """The whole model's skeleton; its parameters are this part's alone, by their names."""
+        self.is_first = atoms.start == 0
+        self.is_last = atoms.stop == len(layout.atoms)
+        self.layers_text = f"{layout.atoms[atoms[0]]}..{layout.atoms[atoms[-1]]}"
+
+    needs_inputs: bool
+    """Whether it reads the model's inputs, and not only what crosses the cut."""
+
+    def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What leaves these layers; `carried` is what the layers before returned."""
+        raise NotImplementedError
+
+
+def _sides(model: nn.Module, layout: Layout) -> dict[str, str]:
+    """For each module beside the way to the layer list, whether it stands before or behind.
+
+    Models register their modules in the order of use; `_Absent` notices where one does not.
+    """
+    sides = {}
+    path = layout.list_name.split(".")
+    for depth, on_the_way in enumerate(path):
+        prefix = "".join(f"{name}." for name in path[:depth])
+        side = BEFORE
+        for name, _ in model.get_submodule(prefix[:-1]).named_children():
+            if name == on_the_way:
+                side = BEHIND
+            else:
+                sides[prefix + name] = side
+    return sides
+
+
+def _is_held(model: nn.Module, layout: Layout, atoms: range, parameter_name: str) -> bool:
+    for atom in atoms:
+        if parameter_name.startswith(f"{layout.atoms[atom]}."):
+            return True
+    if layout.kind is not LayoutKind.LAYER_LIST:
+        return False
+    if parameter_name.startswith(f"{layout.list_name}."):
+        return False
+    for name, side in _sides(model, layout).items():
+        if parameter_name.startswith(f"{name}."):
+            return (0 if side == BEFORE else len(layout.atoms) - 1) in atoms
+    return True  # a parameter of the model itself, in nobody's keeping: all stages hold it
+
+
+class _ChainPart(Part):
+    """Modules called one after another."""
+
+    def __init__(self, model: nn.Module, layout: Layout, atoms: range, *, drop: bool) -> None:
+        super().__init__(model, layout, atoms)
+        self._spread = layout.kind is LayoutKind.NAMED
+        self._modules = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
+        self._keywords = [_keywords(module) for module in self._modules]
+        self.needs_inputs = self.is_first or (self._spread and any(self._keywords))
+        for index, name in enumerate(layout.atoms):
+            if drop and index not in atoms:
+                model.set_submodule(name, _Absent(name, model.get_submodule(name)))
+
+    def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for index, (module, names) in enumerate(zip(self._modules, self._keywords, strict=True)):
+            if index == 0 and self.is_first:
+                pass
+            elif self._spread and isinstance(carried, tuple):
+                args = carried
+            else:
+                args = (carried,)
+            taken = {name: kwargs[name] for name in names if name in kwargs} if kwargs else {}
+            # The first layer takes the inputs by name; further ones have their first by position.
+            if taken and not (index == 0 and self.is_first):
+                for name in names[: len(args)]:
+                    taken.pop(name, None)
+            carried = module(*args, **taken)
+        return carried
+
+
+class _ListPart(Part):
+    """The model's own forward, entered and left at the cuts."""
+
+    needs_inputs = True
+
+    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
+        super().__init__(model, layout, atoms)
+        self._arrived: Any = None
+        config = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # type: ignore[union-attr]  # a cache is for generation only
+        holds_before, holds_behind = 0 in atoms, len(layout.atoms) - 1 in atoms
+        for name, side in _sides(model, layout).items():
+            module = model.get_submodule(name)
+            if next(module.parameters(), None) is None and not isinstance(module, nn.Dropout):
+                continue
+            if side == BEFORE and not holds_before:
+                model.set_submodule(name, _Outline(module))
+            elif side == BEHIND and not holds_behind:
+                model.set_submodule(name, _Absent(name, module))
+        for atom in range(1, len(layout.atoms) - 1):
+            if atom not in atoms:
+                module = model.get_submodule(layout.atoms[atom])
+                action = self._leave if atom == atoms.stop else self._pass
+                if atom == atoms.start - 1:
+                    action = self._enter
+                model.set_submodule(layout.atoms[atom], _Skip(module, action))
+        if atoms.start == 1:
+            first = model.get_submodule(layout.atoms[1])
+            first.register_forward_pre_hook(self._replace_input, with_kwargs=True)
+        if not self.is_last and atoms[-1] != 0:
+            model.get_submodule(layout.atoms[atoms[-1]]).register_forward_hook(_leave_with_output)
+
+    def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._arrived = carried
+        try:
+            output = self.model(*args, **kwargs)
+        except _Leave as left:
+            return left.value
+        finally:
+            self._arrived = None
+        if not self.is_last:
+            raise RuntimeMismatchError(
+                f"model: its forward ended without calling the layers {self.layers_text};"
+                " name its layers explicitly"
+            )
+        return output
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._arrived
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _first_tensor(args, kwargs)
+
+    def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise _Leave(_first_tensor(args, kwargs))
+
+    def _replace_input(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What arrived stands in for the first tensor that the first layer is given."""
+        for index, argument in enumerate(args):
+            if isinstance(argument, torch.Tensor):
+                return (*args[:index], self._arrived, *args[index + 1 :]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
+        return args, {**kwargs, name: self._arrived}
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value
+    raise RuntimeMismatchError("model: calls a layer of its list without any tensor")
+
+
+class _Leave(BaseException):
+    """Carries a value out of a model's forward; no `Exception`, so that nothing swallows it."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def _leave_with_output(module: nn.Module, args: Any, output: Any) -> None:
+    raise _Leave(output)
+
+
+class Stand(nn.Module):
+    """Stands where another module was, without its parameters."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        original.to("meta")
+        # In a list, so that its parameters are not this module's.
+        self.__dict__["_original"] = [original]
+        self.place = torch.device("cpu")
+        """Where the zeros stand that stand for its tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__:
+                raise
+            value = getattr(self.__dict__["_original"][0], name)
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                return _zeros_like(value, self.place)  # a weight that the model uses by itself
+            return value
+
+
+class _Skip(Stand):
+    """A layer of another stage."""
+
+    def __init__(self, original: nn.Module, action: Callable[..., Any]) -> None:
+        super().__init__(original)
+        self.__dict__["_action"] = action
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_action"](args, kwargs)
+
+
+class _Absent(Stand):
+    """A module of another stage, which this one must not reach."""
+
+    def __init__(self, name: str, original: nn.Module) -> None:
+        super().__init__(original)
+        self.__dict__["_name"] = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeMismatchError(
+            f"model: calls {self.__dict__['_name']!r} in front of its layer list, although it is"
+            " registered behind it; register modules in the order of use, or name all layers"
+        )
+
+
+class _Outline(Stand):
+    """Returns zeros of the shape that the original returns; the shape is found once."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.__dict__["_known"] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tensors, template = take_tensors([args, kwargs], "model")
+        key = (str(template), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        known = self.__dict__["_known"]
+        if key not in known:
+            meta_args, meta_kwargs = map_tensors(
+                [args, kwargs], lambda tensor: tensor.detach().to("meta")
+            )
+            with torch.no_grad():
+                known[key] = self.__dict__["_original"][0](*meta_args, **meta_kwargs)
+        return map_tensors(known[key], lambda like: _zeros_like(like, self.place))
+
+
+def _zeros_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Zeros of that shape and type that take no memory."""
+    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+
+def _keywords(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's inputs."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)

@@ -1,0 +1,114 @@
+from xml.etree import ElementTree
+
+import pytest
+
+from instances import even_model, flat_cluster
+from pipeplan.cost import CostModel
+from pipeplan.errors import InputError
+from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.report import svg
+from pipeplan.report.drawing import Drawing
+from pipeplan.report.notebook import notebook_html
+from pipeplan.schedules import SCHEDULES
+from pipeplan.simulator import simulate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def even_plan(num_stages: int, num_microbatches: int, num_devices: int = 0) -> Plan:
+    model = even_model(num_stages, 1.0, 2.0)
+    cluster = flat_cluster(max(num_devices, num_stages))
+    stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(num_stages))
+    run = SCHEDULES["1f1b"](CostModel(model, cluster).pipeline_costs(stages), num_microbatches)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        microbatches=num_microbatches,
+        stages=stages,
+        schedule=Schedule.from_codes(run.order_SM2.tolist()),
+        planner="1f1b",
+    )
+
+
+def parse(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)  # noqa: S314 - our own text, of a few kilobytes
+
+
+def drawing_of(plan: Plan) -> Drawing:
+    return Drawing(plan, simulate(plan))
+
+
+def test_every_picture_is_well_formed(random_drawings):
+    for drawing in random_drawings:
+        root = parse(svg.timeline_svg(drawing))
+        assert root.tag == f"{SVG}svg"
+        parse(f"<div>{svg.cluster_svg(drawing)}</div>")
+
+
+def test_blocks_stand_where_the_timeline_says(drawing):
+    root = parse(svg.timeline_svg(drawing, 1000))
+    rects = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "pp-lane"]
+    lanes = [e for e in rects if e.get("rx") is None]  # the legend's has round corners
+    assert len(lanes) == 5  # two replicas, both directions, one device
+    forward = next(e for e in root.iter(f"{SVG}path") if e.get("class") == "pp-forward")
+    # F0 and F1 from 96 on, 888 pixels for 14 ms, less the gap between blocks.
+    assert forward.get("d").startswith("M96.0 62h62.6v20h-62.6zM159.4 62h62.6")
+
+
+def test_a_picture_does_not_grow_with_the_microbatches():
+    small, large = (len(svg.timeline_svg(drawing_of(even_plan(8, m)))) for m in (64, 2000))
+    assert large < 3 * small + 100_000
+
+
+def test_hostile_names_are_text(hostile_plan):
+    drawing = drawing_of(hostile_plan)
+    for picture in (svg.timeline_svg(drawing), f"<div>{svg.cluster_svg(drawing)}</div>"):
+        root = parse(picture)
+        tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert not tags & {"script", "img", "b"}
+        assert not [a for e in root.iter() for a in e.attrib if a.startswith("on")]
+    assert "&lt;/script&gt;" in svg.timeline_svg(drawing)
+
+
+def test_a_large_cluster_shows_hosts_alone():
+    picture = svg.cluster_svg(drawing_of(even_plan(2, 2, num_devices=100)))
+    assert picture.count('class="node"') == 100  # here every device is a host
+    assert picture.count('class="host"') == 0
+    assert "<text" not in picture
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "most", "step_ms"), [(10, 10, 1), (14, 10, 2), (965, 10, 100), (0.3, 5, 0.1)]
+)
+def test_ticks(span_ms, most, step_ms):
+    assert svg.tick_step_ms(span_ms, most) == pytest.approx(step_ms)
+
+
+def test_without_a_renderer_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(svg, "find_spec", lambda name: None)
+    monkeypatch.setattr(svg.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"no renderer for \.png here; pip install cairosvg"):
+        svg.svg_to_png("<svg/>")
+
+
+def test_a_notebook_shows_the_plan(drawn_plan, hostile_plan):
+    shown = notebook_html(drawn_plan)
+    assert "14.0 ms" in shown
+    assert "<script" not in shown
+    parse(shown)
+    hostile = notebook_html(hostile_plan)
+    parse(hostile)
+    assert "<script" not in hostile
+    assert "<img" not in hostile
+
+
+def test_a_notebook_shows_why_a_plan_cannot_run(drawn_plan):
+    broken = Plan(
+        model=drawn_plan.model,
+        cluster=drawn_plan.cluster,
+        microbatches=3,
+        stages=drawn_plan.stages,
+        schedule=drawn_plan.schedule,
+        planner="hand",
+    )
+    assert "cannot run: schedule[0]: does not hold" in notebook_html(broken)
