@@ -11,6 +11,7 @@ from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan, Schedule
 from pipeplan.planner.best import plan_best
+from pipeplan.planner.exact import plan_exact
 from pipeplan.planner.spp import plan_spp
 from pipeplan.prediction import predict
 from pipeplan.problem import Planner, Problem
@@ -19,7 +20,11 @@ from pipeplan.spelling import nearest
 
 __all__ = ["PLANNERS", "plan"]
 
-PLANNERS: dict[str, Planner] = {"best": plan_best, "spp": plan_spp}
+PLANNERS: dict[str, Planner] = {
+    "best": plan_best,
+    "spp": plan_spp,
+    "exact": plan_exact,
+}
 
 MAX_MICROBATCHES = 65_536
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0

@@ -89,7 +89,20 @@ def make_case(kind):
     return model, names, token_loss, token_batch
 
 
-def make_plan(names, stages, microbatches, rows, schedule="1f1b", num_devices=None, **costs):
+def cut_plan(names, cuts, replicas, microbatches, rows, num_devices=None, **options):
+    """A plan with stages that begin at these layers, on devices in order."""
+    ends = [*cuts[1:], len(names)]
+    first = 0
+    stages = []
+    recompute = options.pop("recompute", False)
+    for start, end, count in zip(cuts, ends, replicas, strict=True):
+        devices = tuple(range(first, first + count))
+        stages.append(Stage(layers=range(start, end), devices=devices, recompute=recompute))
+        first += count
+    return make_plan(names, stages, microbatches, rows, num_devices=num_devices, **options)
+
+
+def make_plan(names, stages, microbatches, rows, schedule="1f1b", num_devices=None):
     """A plan for layers of these names; times are of no matter here."""
     profile = ModelProfile(
         name="sample",
@@ -126,7 +139,7 @@ def random_plan(rng: random.Random, names, num_devices):
         if sum(replicas) <= num_devices:
             break
     cuts = [0, *sorted(rng.sample(range(1, len(names)), num_stages - 1)), len(names)]
-    devices = rng.sample(range(sum(replicas)), sum(replicas))
+    devices = rng.sample(range(num_devices), sum(replicas))  # the others' ranks stay idle
     stages = []
     for index, count in enumerate(replicas):
         mine, devices = tuple(devices[:count]), devices[count:]
@@ -148,5 +161,5 @@ def random_plan(rng: random.Random, names, num_devices):
         microbatches,
         rows,
         rng.choice(list(SCHEDULES)),
-        num_devices=sum(replicas),
+        num_devices=num_devices,
     )

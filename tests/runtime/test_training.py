@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from pipeplan.runtime import Pipeline  # noqa: E402
 from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
 from runtime.samples import make_case, random_plan  # noqa: E402
-from runtime.workers import run_ranks  # noqa: E402
+from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
 NUM_STEPS = 20
 NUM_PLANS = 100
@@ -64,12 +64,14 @@ def train_by_plans(rank, cases):
             )
             losses += [pipeline.step(*batch) for batch in data[1:]]
             state = pipeline.full_state_dict()
-        alone, expected, expected_state = train_alone(reference, loss_fn, data)
+        known = dict(reference.named_parameters(remove_duplicate=False))
+        first = {id(p): n for n, p in reversed(list(known.items()))}
+        alone, expected, expected_state = share_from_first(
+            lambda: train_alone(reference, loss_fn, data)  # noqa: B023 - called at once
+        )
         problems = []
         if losses != pytest.approx(alone, rel=1e-5, abs=1e-6):
             problems.append(f"losses {losses} != {alone}")
-        known = dict(reference.named_parameters(remove_duplicate=False))
-        first = {id(p): n for n, p in reversed(list(known.items()))}
         for name, gradient in gradients.items():
             wanted = expected[first[id(known[name])]]
             error = (gradient - wanted).norm() / (wanted.norm() + 1e-12)
@@ -96,15 +98,10 @@ def random_cases(count, seed=3):
 
 
 def check_cases(cases):
-    # Plans of one size share a process group, which saves most of the time.
-    by_size = {}
-    for kind, plan in cases:
-        size = sum(stage.num_replicas for stage in plan.stages)
-        by_size.setdefault(size, []).append((kind, plan))
-    for size, group in by_size.items():
-        for rank, findings in enumerate(run_ranks(size, train_by_plans, group, timeout_s=300)):
-            for (kind, plan), problems in zip(group, findings, strict=True):
-                assert not problems, f"rank {rank}, {kind}, {plan.stages}: {problems}"
+    # All plans share one process group, which saves most of the time.
+    for rank, findings in enumerate(run_ranks(MAX_RANKS, train_by_plans, cases, timeout_s=600)):
+        for (kind, plan), problems in zip(cases, findings, strict=True):
+            assert not problems, f"rank {rank}, {kind}, {plan.stages}: {problems}"
 
 
 def test_a_tenth_of_the_random_plans():

@@ -75,6 +75,13 @@ def run_ranks(num_ranks, function, *args, timeout_s=120.0):
         return [ranks.result(rank) for rank in range(num_ranks)]
 
 
+def share_from_first(make):
+    """What `make()` returns on rank 0, on every rank."""
+    made = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    return made[0]
+
+
 def _child(rank, num_ranks, port, function, args, folder, stderr):
     code = 1
     try:

@@ -29,6 +29,7 @@ struct Row {
     std::vector<double> bottleneck_ms;  // [layers + 1]
     std::vector<Index> cut;             // [layers + 1], l'
     std::vector<Index> replicas_before; // [layers + 1], r'
+    int first = 0, end = 0;             // values outside [first, end) are infinite
     bool alive() const { return !bottleneck_ms.empty(); }
 };
 
@@ -44,14 +45,17 @@ class Table {
         for (int u = V_; u-- > 0;) speed_behind_[u] = speed_behind_[u + 1] + in.speed[u];
         std::vector<int> sizes(V_);
         std::iota(sizes.begin(), sizes.end(), 1);
-        for (int j = 0; j < V_; ++j) channels_.emplace_back(in, j, sizes);
+        for (int j = 0; j < V_; ++j) {
+            channels_.emplace_back(in, j, sizes);
+            channel_ms_.emplace_back(static_cast<std::size_t>(j) * (V_ - j));
+        }
     }
 
     void add_level() {
         const int x = static_cast<int>(levels_.size()) + 1;
         levels_.emplace_back(static_cast<std::size_t>(V_ + 1) * (V_ + 1));
         std::vector<double> before(L_ + 1);
-        std::vector<Index> replicas_before(L_ + 1);
+        std::vector<std::int64_t> replicas_before(L_ + 1);  // as wide as the times
         for (int j = x - 1; j < V_; ++j) {        // devices of the stages before
             for (int r = 1; j + r <= V_; ++r) {   // devices of this stage
                 if (!intervals_.ring(j, r).connected) break;
@@ -93,7 +97,7 @@ class Table {
     // For each cut l' the best way to place the layers before it on the first j devices, if r
     // devices follow. False where there is none within the limit.
     bool best_before(int x, int j, int r, std::vector<double>& before,
-                     std::vector<Index>& replicas_before) const {
+                     std::vector<std::int64_t>& replicas_before) const {
         std::fill(before.begin(), before.end(), kInfinity);
         if (x == 1) {
             if (j != 0) return false;  // the first stage starts at the first device
@@ -101,29 +105,44 @@ class Table {
             return true;
         }
         bool any = false;
-        const double M = in_.num_microbatches;
+        const int first = first_layer_within_limit(x - 1, j);
         for (int r_before = 1; r_before <= j; ++r_before) {
             const Row& row = levels_[x - 2][index(j, r_before)];
-            if (!row.alive()) continue;
-            const LinkSet& forward = channels_[j].forward(r_before - 1, r - 1);
-            const LinkSet& backward = channels_[j].backward(r_before - 1, r - 1);
-            if (!forward.connected()) continue;
-            const double part = 1.0 / (static_cast<double>(r_before) * r);
-            for (int l = first_layer_within_limit(x - 1, j); l < L_; ++l) {
-                const double so_far = row.bottleneck_ms[l];
-                if (!(so_far < before[l])) continue;
-                const double there = forward.transfer_ms(part * in_.output_bytes[l - 1]);
-                const double back = backward.transfer_ms(part * in_.gradient_bytes[l - 1]);
-                const double channel = M * (in_.half_duplex ? there + back : std::max(there, back));
-                const double value = std::max(so_far, channel);
-                if (value < before[l] && value <= limit_ms_) {
-                    before[l] = value;
-                    replicas_before[l] = static_cast<Index>(r_before);
-                    any = true;
-                }
+            if (!row.alive() || !channels_[j].forward(r_before - 1, r - 1).connected()) continue;
+            const double* channel_ms = channel_times(j, r_before, r);
+            const double* so_far = row.bottleneck_ms.data();
+            // Written without branches, so that several cuts are taken at once.
+            const int end = std::min(L_, row.end);
+            for (int l = std::max(first, row.first); l < end; ++l) {
+                const double value = std::max(so_far[l], channel_ms[l]);
+                const bool better = value < before[l];
+                before[l] = better ? value : before[l];
+                replicas_before[l] = better ? r_before : replicas_before[l];
             }
         }
+        for (int l = first; l < L_; ++l) {
+            if (before[l] > limit_ms_) before[l] = kInfinity;
+            any = any || before[l] < kInfinity;
+        }
         return any;
+    }
+
+    // For each cut the time that the channel between r_before devices, the last of which is j - 1,
+    // and the r devices from j on takes for an iteration.
+    const double* channel_times(int j, int r_before, int r) const {
+        std::vector<double>& times = channel_ms_[j][static_cast<std::size_t>(r_before - 1) * (V_ - j) + r - 1];
+        if (!times.empty()) return times.data();
+        times.resize(L_);
+        const LinkSet& forward = channels_[j].forward(r_before - 1, r - 1);
+        const LinkSet& backward = channels_[j].backward(r_before - 1, r - 1);
+        const double part = 1.0 / (static_cast<double>(r_before) * r);
+        for (int l = 1; l < L_; ++l) {
+            const double there = forward.transfer_ms(part * in_.output_bytes[l - 1]);
+            const double back = backward.transfer_ms(part * in_.gradient_bytes[l - 1]);
+            times[l] = in_.num_microbatches *
+                       (in_.half_duplex ? there + back : std::max(there, back));
+        }
+        return times.data();
     }
 
     // The first l for which the devices from i on could run the layers from l on within the limit.
@@ -137,12 +156,12 @@ class Table {
 
     // For each l the best cut l' in front of a stage of layers [l', l) on r devices behind j.
     Row best_cuts(int x, int j, int r, const std::vector<double>& before,
-                  const std::vector<Index>& replicas_before) const {
+                  const std::vector<std::int64_t>& replicas_before) const {
         const Ring& ring = intervals_.ring(j, r);
         const double per_work = in_.num_microbatches / (r * intervals_.slowest_speed(j, r));
         std::vector<double> bottleneck(L_ + 1, kInfinity);
         std::vector<Index> cut(L_ + 1, -1), behind(L_ + 1, -1);
-        bool any = false;
+        int first = 0, end = 0;
         for (int l = first_layer_within_limit(x, j + r); l <= L_; ++l) {
             double best = kInfinity;
             int best_cut = -1;
@@ -156,18 +175,20 @@ class Table {
             if (best_cut < 0 || best > limit_ms_) continue;
             bottleneck[l] = best;
             cut[l] = static_cast<Index>(best_cut);
-            behind[l] = x == 1 ? Index{0} : replicas_before[best_cut];
-            any = true;
+            behind[l] = static_cast<Index>(x == 1 ? 0 : replicas_before[best_cut]);
+            if (end == 0) first = l;
+            end = l + 1;
         }
-        if (!any) return {};
-        return {std::move(bottleneck), std::move(cut), std::move(behind)};
+        if (end == 0) return {};
+        return {std::move(bottleneck), std::move(cut), std::move(behind), first, end};
     }
 
     const Instance& in_;
     const int L_, V_;
     const double limit_ms_;
     const IntervalTable intervals_;
-    std::vector<ChannelTable> channels_;
+    std::vector<ChannelTable> channels_;                               // [j]
+    mutable std::vector<std::vector<std::vector<double>>> channel_ms_;  // [j][(r', r)][l], as needed
     std::vector<double> work_ms_, parameter_bytes_;  // prefix sums
     std::vector<double> speed_behind_;               // [devices + 1], suffix sums
     std::vector<std::vector<Row>> levels_;           // [stages - 1][(i, r)]

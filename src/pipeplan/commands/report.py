@@ -34,7 +34,13 @@ def trace_command(plan: str, output: str) -> None:
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False), help="An .svg or a .png."
 )
-@click.option("--width", default=1000, show_default=True, type=click.IntRange(300, 10_000))
+@click.option(
+    "--width",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(300, 10_000),
+    help="In pixels; a .png has two for each.",
+)
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
     from pathlib import Path

@@ -526,7 +526,7 @@ class Drawing:
         found: dict[tuple[int, int], tuple[float, float, float]] = {}  # bytes, busy ms, GB/s
 
         def carry(sources: _Places, targets: _Places, size: float, times: int) -> None:
-            """Count what goes from all places of one stage to all of another, which are many pairs."""
+            """Count what goes from all places of one stage to all of another."""
             pairs = np.ix_(sources.devices, targets.devices)
             per_ms = self.cost.bytes_per_ms_DD[pairs]
             carried = times * size * np.outer(sources.shares, targets.shares)

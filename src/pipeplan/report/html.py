@@ -202,7 +202,7 @@ def _count(number: int, one: str, many: str) -> str:
 def _figures(drawing: Drawing) -> list[str]:
     plan, iteration_ms = drawing.plan, drawing.iteration_ms
     samples = plan.microbatches * plan.model.microbatch_size
-    rate = f"{1e3 * samples / iteration_ms:.4g}" if iteration_ms else "unlimited"
+    rate = 1e3 * samples / iteration_ms if iteration_ms else math.inf
     bound = plan.predicted.bound if plan.predicted else None
     guarantee_ms = plan.predicted.schedule_guarantee_ms if plan.predicted else None
     claimed_ms = plan.predicted.iteration_ms if plan.predicted else iteration_ms
@@ -215,7 +215,7 @@ def _figures(drawing: Drawing) -> list[str]:
             "simulated" if agrees else f"the plan says {humanise_ms(claimed_ms)}",
             "lead" if agrees else "lead bad",
         ),
-        _figure("samples a second", rate, f"{samples} an iteration"),
+        _figure("samples a second", _rate(rate), f"{samples} an iteration"),
         _figure("bubble", _percent(1 - drawing.shares.compute), "of devices' time not computing"),
     ]
     if bound:
@@ -261,6 +261,12 @@ def _peak(drawing: Drawing) -> tuple[str, str, bool]:
     room = "no limit" if limit_gb is None else f"it has {humanise_gb(limit_gb)}"
     more = f"; {len(excesses)} do not fit" if excesses else ""
     return humanise_gb(need_gb), f"on {name}, {room}{more}", bool(excesses)
+
+
+def _rate(rate: float) -> str:
+    if math.isinf(rate):
+        return "unlimited"
+    return f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
 
 
 def _percent(part: float) -> str:

@@ -5,9 +5,12 @@ is needed next: gloo moves data only once a receive is posted, and each one hold
 tensor arrives from several replicas in slices of one buffer, so nothing is put together.
 """
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.transports import Transport
 
-__all__ = ["Inbox", "Outbox", "Run", "TensorKind"]
+__all__ = ["Inbox", "Outbox", "Reaper", "Run", "TensorKind"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,8 @@ class Outbox:
 
     A tensor is kept until its sends are done. The oldest are waited for once more than
     `most_open` microbatches are under way; that cannot deadlock, since their receiver posts all
-    that it needs, and more, in this order.
+    that it needs, and more, in this order. With a `reaper` each goes as soon as it is sent, at the
+    price of a thread's work; that is for stages that keep no outputs for their backward.
     """
 
     def __init__(
@@ -106,10 +110,12 @@ class Outbox:
         kind: Kind,
         runs_of: Sequence[Sequence[Run]],
         most_open: int,
+        reaper: "Reaper | None" = None,
     ) -> None:
         self._transport, self._channel, self._kind = transport, channel, kind
         self._runs_of = runs_of
         self._most_open = most_open
+        self._reaper = reaper
         self._open: deque[tuple[int, list[torch.Tensor], list[dist.Work]]] = deque()
 
     def send(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -122,6 +128,9 @@ class Outbox:
             for run in runs:
                 piece = tensor if len(runs) == 1 else tensor[run.start : run.stop]
                 works.append(self._transport.send(piece, run.rank, tag, self._channel, self._kind))
+        if self._reaper is not None:
+            self._reaper.take(kept, works)
+            return
         self._open.append((microbatch, kept, works))
         while len(self._open) > self._most_open:
             self._wait_one()
@@ -131,6 +140,8 @@ class Outbox:
         if microbatch is None:
             while self._open:
                 self._wait_one()
+            if self._reaper is not None:
+                self._reaper.drain()
             return
         for entry in self._open:
             if entry[0] == microbatch:
@@ -142,6 +153,42 @@ class Outbox:
     def _wait_one(self) -> None:
         for work in self._open.popleft()[2]:
             work.wait()
+
+
+class Reaper:
+    """A thread that waits for sends and lets their tensors go.
+
+    Gloo tells that a send is done only to who waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[list[Any]] = queue.Queue()
+        self._problem: BaseException | None = None
+        threading.Thread(target=self._run, name="pipeplan-reaper", daemon=True).start()
+
+    def take(self, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+        """Wait for these works, then forget the tensors."""
+        self._queue.put([tensors, works])
+
+    def drain(self) -> None:
+        """Wait until all sends are done."""
+        self._queue.join()
+        if self._problem is not None:
+            raise self._problem
+
+    def close(self) -> None:
+        """End the thread."""
+        self._queue.put([])
+
+    def _run(self) -> None:
+        while entry := self._queue.get():
+            try:
+                for work in entry[1]:
+                    work.wait()
+            except BaseException as problem:
+                self._problem = problem
+            entry.clear()  # also what `entry` itself would keep until the next one comes
+            self._queue.task_done()
 
 
 def _tag(microbatch: int, index: int, num_tensors: int, kind: Kind) -> int:

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batches import as_call, num_rows, select_rows, signature
-from pipeplan.runtime.channels import Inbox, Outbox, TensorKind
+from pipeplan.runtime.channels import Inbox, Outbox, Reaper, TensorKind
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.execution import BlockSeeds, Function, LossTerms, StageRunner
 from pipeplan.runtime.geometry import Geometry, make_geometry
@@ -128,6 +128,7 @@ class Pipeline:
         self.model: nn.Module | None = None
         self._reducer = GradientReducer([], [])
         self._counted: list[nn.Parameter] = []
+        self._reaper: Reaper | None = None
         if place:
             self._part = cut(model, layout, plan.stages[self.stage].layers)
             self.model = self._part.model
@@ -140,6 +141,8 @@ class Pipeline:
                 amp_dtype=amp_dtype,
                 loss=self._loss if self._is_last else None,
             )
+            if plan.stages[self.stage].recompute and self._transport.device.type == "cpu":
+                self._reaper = Reaper()
             self._set_up_parameters(held_by, tie_groups, optimizer_fn, bucket_bytes)
         self.num_steps = 0
         """Steps taken, those of a loaded checkpoint included."""
@@ -209,7 +212,12 @@ class Pipeline:
         order = [block for block in self._order if geometry.rows[block.microbatch]]
         stage, watch = self.stage, self._watchdog
         sends_forward = Outbox(
-            self._transport, stage, Kind.FORWARD, geometry.runs_out, self.plan.microbatches
+            self._transport,
+            stage,
+            Kind.FORWARD,
+            geometry.runs_out,
+            self.plan.microbatches,
+            self._reaper,
         )
         sends_backward = Outbox(
             self._transport, stage - 1, Kind.BACKWARD, geometry.runs_in, MOST_OPEN_SENDS
@@ -513,6 +521,9 @@ class Pipeline:
         """Stop the watchdog; the process group stays."""
         self._watchdog.close()
         self._reducer.close()
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
 
     def __enter__(self) -> "Pipeline":
         return self

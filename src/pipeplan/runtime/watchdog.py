@@ -213,16 +213,17 @@ class Watchdog:
             time.sleep(0.1)
 
     def _end_without_store(self) -> None:
-        """Name the dead as far as this host can tell; the first rank that lives speaks."""
+        """Blame rank 0, which holds the store; the first other rank of each host speaks.
+
+        Who speaks is settled by number alone: others may have ended for the same reason already.
+        """
         time.sleep(self._options.beat_s)
-        lost = [_is_here(process) and not _is_alive(process) for process in self._processes]
-        lost_rank = lost.index(True) if any(lost) else 0
-        reason = "died" if any(lost) else "cannot be reached: its store is gone"
-        self.failure = self._text(lost_rank, reason)
+        process = self._processes[0]
+        gone = _is_here(process) and not _is_alive(process)
+        reason = "died" if gone else "is out of reach: its store is gone"
+        self.failure = self._text(0, reason)
         speaker = next(
-            rank
-            for rank, process in enumerate(self._processes)
-            if not lost[rank] and (rank != lost_rank or rank == self._rank) and _is_here(process)
+            (r for r, other in enumerate(self._processes) if r and _is_here(other)), self._rank
         )
         if speaker == self._rank:
             _say(self.failure)

@@ -86,7 +86,7 @@
   const HEAD = 40, THIN = 7, GAP = 3;
   const numDevices = data.stages.reduce((sum, stage) => sum + stage.devices.length, 0);
   const state = {
-    from: 0, to: total || 1, byDevice: numDevices <= 64, transfers: true, critical: false,
+    from: 0, to: total || 1, byDevice: numDevices <= 32 || numDevices === S, transfers: true, critical: false,
     follow: NOTHING, focus: NOTHING, focusLane: 0, cursor: null, printing: false,
   };
   let colours = {}, lanes = [], lanesHeight = 0, width = 0, height = 0, labels = 0, frame = 0;
@@ -495,7 +495,8 @@
       const base = (k + 1) * ROW - 8, tall = ROW - 18;
       if (!state.printing && (base < box.scrollTop - 20 || base - ROW > box.scrollTop + box.clientHeight)) return;
       const over = row.limit_gb !== null && row.peak_gb > row.limit_gb * (1 + 1e-9);
-      const most = Math.max(row.peak_gb, row.limit_gb === null ? 0 : row.limit_gb) || 1;
+      // Up to the limit, but not so far up that nothing can be seen of the curve.
+      const most = Math.max(row.peak_gb, Math.min(row.limit_gb === null ? 0 : row.limit_gb, 4 * row.peak_gb)) || 1;
       const yOf = (n) => base - tall * (row.base_gb + n * row.per_microbatch_gb) / most;
       target.fillStyle = colours.lane;
       target.fillRect(labels, base - tall, right - labels, tall);
@@ -526,7 +527,7 @@
       target.fillStyle = over ? colours.bad : data.stages[row.stage].colour;
       target.fill();
       target.globalAlpha = 1;
-      if (row.limit_gb !== null) {
+      if (row.limit_gb !== null && row.limit_gb <= most) {
         const limitY = base - tall * row.limit_gb / most;
         target.strokeStyle = over ? colours.bad : colours.quiet;
         target.lineWidth = 1;

@@ -1,0 +1,84 @@
+"""How far from the optimum plans can be at most: the 8-device suite.
+
+    python benchmarks/quality/run.py [--every N] [--write]
+
+Models: the zoo, and the measured profiles in ../shared/profiles where these are present. The gap is
+that of a plan's time to the lower bound that `best` proves for the instance.
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import time
+from pathlib import Path
+
+import pipeplan as pp
+
+PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
+CLUSTERS = [
+    ("1x8-nvlink", 0), ("1x8-pcie", 0), ("4x2-10g", 0), ("4x2-25g", 0), ("4x2-100g", 0),
+    ("random-8", 0), ("random-8", 1),
+]  # fmt: skip
+MICROBATCHES = (4, 8, 16, 32, 64)
+OPTIMAL_WITHIN = 1e-6
+
+
+def instances():
+    models = [pp.zoo.model(name) for name in pp.zoo.MODEL_NAMES]
+    models += [pp.read_model(path) for path in sorted(PROFILES.glob("*.model.json"))]
+    for model, (cluster, seed), count in itertools.product(models, CLUSTERS, MICROBATCHES):
+        yield model, pp.zoo.cluster(cluster, seed=seed), count
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, math.ceil(fraction * len(values)) - 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--every", type=int, default=1, help="take every Nth instance")
+    parser.add_argument("--write", action="store_true", help="write results.md")
+    parser.add_argument("--worst", type=int, default=0, help="list the worst instances")
+    arguments = parser.parse_args()
+    gaps: dict[str, list[float]] = {"spp": [], "best": []}
+    speedups, seconds, rows = [], [], []
+    for model, cluster, count in list(instances())[:: arguments.every]:
+        spp = pp.plan(model, cluster, count, "spp")
+        begin = time.perf_counter()
+        best = pp.plan(model, cluster, count, "best")
+        seconds.append(time.perf_counter() - begin)
+        assert best.bound is not None
+        assert best.iteration_ms <= spp.iteration_ms * (1 + 1e-12), (model.name, cluster.name)
+        gaps["spp"].append(100 * best.bound.gap(spp.iteration_ms))
+        gaps["best"].append(100 * best.bound.gap(best.iteration_ms))
+        speedups.append(spp.iteration_ms / best.iteration_ms)
+        rows.append((gaps["best"][-1], model.name, cluster.name, count, best.options["bound"]))
+    lines = [
+        f"{len(rows)} instances",
+        "",
+        "| planner | mean gap % | p95 % | max % | proven optimal % |",
+        "|---|---|---|---|---|",
+    ]
+    for planner, values in gaps.items():
+        optimal = sum(value < 100 * OPTIMAL_WITHIN for value in values) / len(values)
+        lines.append(
+            f"| {planner} | {statistics.mean(values):.2f} | {percentile(values, 0.95):.2f} |"
+            f" {max(values):.2f} | {100 * optimal:.0f} |"
+        )
+    lines += [
+        "",
+        f"`best` over `spp`: {100 * (statistics.geometric_mean(speedups) - 1):.1f} % faster in"
+        f" geometric mean, {100 * (max(speedups) - 1):.0f} % at most, never slower."
+        f" Planning took {1e3 * statistics.median(seconds):.0f} ms in the median,"
+        f" {1e3 * percentile(seconds, 0.95):.0f} ms at the 95th percentile.",
+    ]
+    print("\n".join(lines))
+    for row in sorted(rows, reverse=True)[: arguments.worst]:
+        print(row)
+    if arguments.write:
+        Path(__file__).with_name("results.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The optimum itself, by constraint programming: for tiny instances, and as the tests' oracle.
+
+Two questions. For a plan whose stages are fixed: which schedule is fastest? For a tiny instance:
+which plan is? The second tries all cuts and all sets of devices in the order of their
+fixed-plan bound, and asks the first about each that could still win.
+
+The model has an interval for each block and each transfer. Microbatches are alike, so they may go
+through every stage in one order without loss (exchange two that do not), and with equal lengths in
+a direction first come first served is as good as any order of transfers. Times are rounded down to
+whole ticks, so the solver's bound holds for the real costs. With half duplex the solver may order
+the two directions of a channel freely, which the rule of the cost model does not: there its answer
+is a lower bound, and the plan is simulated under the real rule.
+
+Needs the extra `exact` (ortools). Solved by one worker with a deterministic limit, so that
+the same input gives the same plan.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipeplan.cost import CostModel, PipelineCosts
+from pipeplan.errors import InputError, PlanFileError
+from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.planner.best import plan_best
+from pipeplan.planner.plan_bound import plan_bound_ms
+from pipeplan.problem import Draft, Problem
+from pipeplan.schedules import run_pe
+from pipeplan.simulator import Codes, run_schedule
+
+__all__ = ["OptimalSchedule", "all_placements", "optimal_schedule", "plan_exact"]
+
+TICKS = 10_000_000
+"""The longest schedule takes about this many ticks."""
+MAX_PLACEMENTS = 200_000
+"""More plans than this are not tried one by one."""
+DETERMINISTIC_LIMIT = 60.0
+"""For one schedule, in the solver's own seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimalSchedule:
+    """The fastest order found for given costs, and what is proved about it."""
+
+    codes: Codes
+    iteration_ms: float
+    lower_bound_ms: float
+    """No order of blocks takes less."""
+
+
+def optimal_schedule(
+    costs: PipelineCosts,
+    num_microbatches: int,
+    *,
+    upper_ms: float | None = None,
+    limit: float = DETERMINISTIC_LIMIT,
+) -> OptimalSchedule | None:
+    """The fastest schedule of a fixed plan; None where none is faster than `upper_ms`."""
+    cp_model = _import_cp_model()
+    pe = run_pe(costs, num_microbatches)
+    horizon_ms = pe.iteration_ms if upper_ms is None else min(pe.iteration_ms, upper_ms)
+    ticks_per_ms = TICKS / horizon_ms if horizon_ms else 1.0
+    problem = _ScheduleModel(cp_model.CpModel(), costs, num_microbatches, ticks_per_ms)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = limit
+    status = solver.solve(problem.model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if upper_ms is not None:
+            return None
+        bound_ms = plan_bound_ms(costs, num_microbatches)
+        return OptimalSchedule(
+            codes=pe.order_SM2, iteration_ms=pe.iteration_ms, lower_bound_ms=bound_ms
+        )
+    codes = problem.codes(solver)
+    run = run_schedule(costs, codes)
+    if pe.iteration_ms < run.iteration_ms:  # by rounding, or by the rule of half duplex
+        run = pe
+    return OptimalSchedule(
+        codes=run.order_SM2,
+        iteration_ms=run.iteration_ms,
+        lower_bound_ms=min(solver.best_objective_bound / ticks_per_ms, run.iteration_ms),
+    )
+
+
+class _ScheduleModel:
+    """One pipeline iteration as intervals: blocks, transfers, all-reduces."""
+
+    def __init__(
+        self, model: Any, costs: PipelineCosts, num_microbatches: int, ticks_per_ms: float
+    ) -> None:
+        self.model = model
+        self.num_stages, self.num_microbatches = costs.num_stages, num_microbatches
+
+        def ticks(ms: float) -> int:
+            return math.floor(float(ms) * ticks_per_ms)
+
+        stages, microbatches = range(costs.num_stages), range(num_microbatches)
+        self.forward, self.backward = (
+            [[model.new_int_var(0, 2 * TICKS, "") for _ in microbatches] for _ in stages]
+            for _ in range(2)
+        )
+        end = model.new_int_var(0, 2 * TICKS, "end")
+        for n in stages:
+            forward, backward = ticks(costs.forward_ms_S[n]), ticks(costs.backward_ms_S[n])
+            intervals = [
+                model.new_fixed_size_interval_var(start, length, "")
+                for starts, length in ((self.forward[n], forward), (self.backward[n], backward))
+                for start in starts
+            ]
+            model.add_no_overlap(intervals)
+            for starts, length in ((self.forward[n], forward), (self.backward[n], backward)):
+                for first, second in itertools.pairwise(starts):
+                    model.add(second >= first + length)
+            reduce = ticks(costs.all_reduce_ms_S[n])
+            model.add(end >= self.backward[n][-1] + backward + reduce)
+            if n == costs.num_stages - 1:
+                for m in microbatches:
+                    model.add(self.backward[n][m] >= self.forward[n][m] + forward)
+        for c in range(costs.num_stages - 1):
+            there = self._send(
+                [start + ticks(costs.forward_ms_S[c]) for start in self.forward[c]],
+                self.forward[c + 1],
+                ticks(costs.send_forward_ms_C[c]),
+            )
+            back = self._send(
+                [start + ticks(costs.backward_ms_S[c + 1]) for start in self.backward[c + 1]],
+                self.backward[c],
+                ticks(costs.send_backward_ms_C[c]),
+            )
+            if costs.half_duplex:
+                model.add_no_overlap(there + back)
+        model.minimize(end)
+
+    def _send(self, ready: list[Any], needed: list[Any], length: int) -> list[Any]:
+        """Transfers in order, one at a time, each between its two blocks."""
+        starts = [self.model.new_int_var(0, 2 * TICKS, "") for _ in ready]
+        for start, source, target in zip(starts, ready, needed, strict=True):
+            self.model.add(start >= source)
+            self.model.add(target >= start + length)
+        for first, second in itertools.pairwise(starts):
+            self.model.add(second >= first + length)
+        return [self.model.new_fixed_size_interval_var(start, length, "") for start in starts]
+
+    def codes(self, solver: Any) -> Codes:
+        """The order of blocks in the solution; blocks of no length in an order that can run."""
+        rows = []
+        for n in range(self.num_stages):
+            blocks = [
+                (solver.value(start), sign, m)
+                for sign, starts in ((0, self.forward[n]), (1, self.backward[n]))
+                for m, start in enumerate(starts)
+            ]
+            rows.append([m if sign == 0 else -1 - m for _, sign, m in sorted(blocks)])
+        return np.array(rows, dtype=np.int32)
+
+
+def plan_exact(problem: Problem) -> Draft:
+    """The optimum of a tiny instance; else the best plan under its optimal schedule."""
+    _import_cp_model()
+    best = plan_best(problem)
+    cost, num_microbatches = problem.cost, problem.num_microbatches
+    if _num_placements(len(cost.forward_ms_L), len(cost.speed_D)) > MAX_PLACEMENTS:
+        return _with_optimal_schedule(problem, best)
+    placements = []
+    for stages in all_placements(cost):
+        costs = cost.pipeline_costs(stages)
+        bound_ms = plan_bound_ms(costs, num_microbatches)
+        if bound_ms < best.iteration_ms * (1 - 1e-9):
+            placements.append((bound_ms, stages, costs))
+    placements.sort(key=lambda placement: placement[0])
+    lower_ms = best.iteration_ms
+    for bound_ms, stages, costs in placements:
+        if bound_ms >= best.iteration_ms * (1 - 1e-9):
+            break
+        if time.monotonic() >= problem.deadline:
+            lower_ms = min(lower_ms, bound_ms)  # this one and all behind it are open
+            break
+        found = optimal_schedule(costs, num_microbatches)
+        assert found is not None, "without an upper limit there is always an answer"
+        lower_ms = min(lower_ms, found.lower_bound_ms)
+        if found.iteration_ms < best.iteration_ms * (1 - 1e-12):
+            best = Draft(stages=stages, codes=found.codes, iteration_ms=found.iteration_ms)
+    return replace(
+        best,
+        bound=Bound(lower_bound_ms=min(lower_ms, best.iteration_ms), scope=BoundScope.EVEN_SHARES),
+        notes={"bound": "exact"},
+    )
+
+
+def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
+    costs = problem.cost.pipeline_costs(draft.stages)
+    found = optimal_schedule(costs, problem.num_microbatches)
+    if found is None or found.iteration_ms >= draft.iteration_ms * (1 - 1e-12):
+        return draft
+    return replace(
+        draft,
+        codes=found.codes,
+        iteration_ms=found.iteration_ms,
+        schedule_guarantee_ms=None,
+    )
+
+
+def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
+    """Every way to cut the layers and to give the stages sets of devices that have paths."""
+    num_layers, num_devices = len(cost.forward_ms_L), len(cost.speed_D)
+    for num_stages in range(1, min(num_layers, num_devices) + 1):
+        for stage_of in itertools.product(range(-1, num_stages), repeat=num_devices):
+            sets = [
+                tuple(device for device, stage in enumerate(stage_of) if stage == n)
+                for n in range(num_stages)
+            ]
+            if not all(sets):
+                continue
+            for cuts in itertools.combinations(range(1, num_layers), num_stages - 1):
+                ends = (*cuts, num_layers)
+                stages = tuple(
+                    Stage(layers=range(first, end), devices=devices)
+                    for first, end, devices in zip((0, *cuts), ends, sets, strict=True)
+                )
+                try:
+                    cost.pipeline_costs(stages)
+                except PlanFileError:
+                    break  # the sets lack a path, wherever the cuts are
+                yield stages
+
+
+def _num_placements(num_layers: int, num_devices: int) -> int:
+    """An upper bound on how many there are."""
+    return sum(
+        (num_stages + 1) ** num_devices * math.comb(num_layers - 1, num_stages - 1)
+        for num_stages in range(1, min(num_layers, num_devices) + 1)
+    )
+
+
+def _import_cp_model() -> Any:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise InputError(
+            "planner: 'exact' needs ortools; install it with pip install 'pipeplan[exact]'"
+        ) from None
+    return cp_model

@@ -1,0 +1,111 @@
+"""A rank that dies, hangs or raises ends all ranks, with one line that names it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
+from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
+from runtime.workers import Ranks  # noqa: E402
+
+NUM_RANKS = 4
+PATIENT_S = 30.0
+QUICK = WatchdogOptions(beat_s=0.2, beat_timeout_s=3.0, hang_timeout_s=3.0)
+DEFAULT = WatchdogOptions()
+
+
+class Trouble(nn.Module):
+    """Passes on, until it is told not to."""
+
+    how = ""
+
+    def forward(self, x):
+        if Trouble.how == "raise":
+            raise ValueError("the layer is out of order")
+        if Trouble.how == "hang":
+            time.sleep(600)
+        return x
+
+
+def train_until(rank, folder, how, options):
+    model = make_mlp()
+    model[3] = Trouble()
+    plan = cut_plan(list("01234"), [0, 1, 3], [1, 2, 1], 2, 4)
+    pipeline = Pipeline(
+        plan,
+        model,
+        mlp_loss,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        watchdog=options,
+    )
+    for step in range(10_000):
+        if step == 3:
+            open(os.path.join(folder, f"ready-{rank}"), "w").close()
+            Trouble.how = how if rank == 3 else ""
+        pipeline.step(torch.ones(8, 12), torch.ones(8, 4))
+        if how == "absent" and step == 3 and rank == 2:
+            time.sleep(600)
+
+
+def end_of(tmp_path, how="", signal_to=None, number=None, options=QUICK):
+    """How long all ranks took to end, their exit codes and what they said."""
+    said = tmp_path / "stderr.txt"
+    with Ranks(NUM_RANKS, train_until, str(tmp_path), how, options, stderr=str(said)) as ranks:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.glob("ready-*"))) < NUM_RANKS and time.monotonic() < deadline:
+            time.sleep(0.02)
+        start = time.monotonic()
+        if signal_to is not None:
+            os.kill(ranks.pids[signal_to], number)
+        codes = ranks.wait(PATIENT_S)
+        took = time.monotonic() - start
+        lines = [line for line in said.read_text().splitlines() if line.startswith("pipeplan:")]
+    assert None not in codes, f"still running after {took:.0f} s: {codes}; said {lines}"
+    assert 0 not in codes
+    assert len(lines) == 1, lines
+    return lines[0], codes
+
+
+def test_killed_rank_is_named(tmp_path):
+    line, codes = end_of(tmp_path, signal_to=2, number=signal.SIGKILL, options=DEFAULT)
+    assert line.startswith("pipeplan: rank 2 (stage 1 on d2) died")
+    assert codes[2] == -signal.SIGKILL
+
+
+def test_raising_rank_is_named(tmp_path):
+    line, _ = end_of(tmp_path, "raise")
+    assert line == (
+        "pipeplan: rank 3 (stage 2 on d3) raised ValueError: the layer is out of order;"
+        " all ranks end"
+    )
+
+
+def test_hanging_rank_is_named(tmp_path):
+    line, _ = end_of(tmp_path, "hang")
+    assert line.startswith("pipeplan: rank 3 (stage 2 on d3) hangs: 2F0 has run for")
+
+
+@pytest.mark.full
+def test_rank_that_holds_the_store_is_named(tmp_path):
+    line, _ = end_of(tmp_path, signal_to=0, number=signal.SIGKILL)
+    assert line.startswith("pipeplan: rank 0 (stage 0 on d0) died")
+
+
+@pytest.mark.full
+def test_stopped_rank_is_named_and_killed(tmp_path):
+    line, codes = end_of(tmp_path, signal_to=1, number=signal.SIGSTOP)
+    assert line.startswith("pipeplan: rank 1 (stage 1 on d1) stopped answering")
+    assert codes[1] == -signal.SIGKILL
+
+
+@pytest.mark.full
+def test_rank_that_never_comes_back_to_step_is_named(tmp_path):
+    line, _ = end_of(tmp_path, "absent")
+    assert line.startswith("pipeplan: rank 2 (stage 1 on d2) hangs: outside of step")

@@ -1,0 +1,93 @@
+"""Rows are divided so that each pair of devices carries the product of its shares."""
+
+import random
+
+import pytest
+
+from pipeplan.pipeline import Stage
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.runtime.rows import divide_batch, divide_rows
+
+
+def stages_of(*replicas, shares=None):
+    return tuple(
+        Stage(
+            layers=range(n, n + 1),
+            devices=tuple(range(count)),
+            shares=shares[n] if shares else None,
+        )
+        for n, count in enumerate(replicas)
+    )
+
+
+def random_stages(rng):
+    stages = []
+    for index in range(rng.randint(2, 4)):
+        weights = [rng.choice([1, 2, rng.uniform(0.2, 2)]) for _ in range(rng.randint(1, 5))]
+        uneven = tuple(weight / sum(weights) for weight in weights)
+        stages.append(
+            Stage(
+                layers=range(index, index + 1),
+                devices=tuple(range(len(weights))),
+                shares=uneven if rng.random() < 0.6 else None,
+            )
+        )
+    return tuple(stages)
+
+
+def test_two_by_two_carries_quarters():
+    division = divide_rows(stages_of(2, 2), 8)
+    assert division.rows == (((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 4, 5), (2, 3, 6, 7)))
+    assert division.runs == (((2, 2), (2, 2)),)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_pair_within_one_row(seed):
+    rng = random.Random(seed)
+    for _ in range(500):
+        stages = random_stages(rng)
+        num_rows = rng.randint(max(stage.num_replicas for stage in stages), 40)
+        division = divide_rows(stages, num_rows)
+        for n, stage in enumerate(stages):
+            held = division.rows[n]
+            assert sorted(row for mine in held for row in mine) == list(range(num_rows))
+            for mine, share in zip(held, stage.device_shares, strict=True):
+                assert abs(len(mine) - share * num_rows) <= 1 + 1e-9
+        for n, runs in enumerate(division.runs):
+            for u, x in enumerate(stages[n].device_shares):
+                for v, y in enumerate(stages[n + 1].device_shares):
+                    shared = set(division.rows[n][u]) & set(division.rows[n + 1][v])
+                    assert runs[u][v] == len(shared)
+                    assert abs(runs[u][v] - x * y * num_rows) <= 1 + 1e-9
+
+
+def test_both_ends_of_a_transfer_are_slices():
+    for replicas in ((3, 2, 4), (1, 3, 2), (4, 4, 4)):
+        division = divide_rows(stages_of(*replicas), 13)
+        for n, runs in enumerate(division.runs):
+            for u, mine in enumerate(division.rows[n]):
+                sent = 0
+                for v, length in enumerate(runs[u]):
+                    before = sum(runs[w][v] for w in range(u))
+                    theirs = division.rows[n + 1][v][before : before + length]
+                    assert mine[sent : sent + length] == theirs
+                    sent += length
+
+
+def test_nobody_is_idle_if_that_can_be():
+    division = divide_rows(stages_of(3, 3, shares=[(0.9, 0.05, 0.05)] * 2), 4)
+    assert all(mine for held in division.rows for mine in held[:1])
+    even = divide_rows(stages_of(3, 2, 3), 3)
+    assert all(mine for held in even.rows for mine in held)
+
+
+def test_more_replicas_than_rows_is_refused():
+    with pytest.raises(RuntimeMismatchError, match="stage 1: has 3 replicas for a microbatch of 2"):
+        divide_rows(stages_of(1, 3), 2)
+
+
+def test_batch_sizes_differ_by_one():
+    assert [len(rows) for rows in divide_batch(11, 4)] == [3, 3, 3, 2]
+    assert divide_batch(4, 2) == [range(2), range(2, 4)]
+    with pytest.raises(RuntimeMismatchError, match="batch: has 3 rows for 4 microbatches"):
+        divide_batch(3, 4)

@@ -1,0 +1,342 @@
+"""The bounds hold, `best` is close to them, and nothing depends on threads."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from instances import even_model, random_cluster, random_costs, random_model, random_schedule
+from oracles import compositions
+from pipeplan import _core, zoo
+from pipeplan.checker import check
+from pipeplan.cluster import Cluster
+from pipeplan.cost import CostModel
+from pipeplan.errors import InputError
+from pipeplan.pipeline import Stage
+from pipeplan.planner.coarsening import coarsen, needless_cuts
+from pipeplan.planner.device_classes import device_classes, num_set_triples
+from pipeplan.planner.device_orders import device_orders
+from pipeplan.planner.exact import all_placements, optimal_schedule
+from pipeplan.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
+from pipeplan.planner.plan_bound import plan_bound_ms
+from pipeplan.planning import plan
+from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.schedules import PORTFOLIO, SCHEDULES
+from pipeplan.simulator import Preference, run_list, run_schedule
+
+
+def oracle_bound_ms(costs, M, caps=None):
+    """The recurrences of the theory page, written down once more."""
+    f, b, reduce = costs.forward_ms_S, costs.backward_ms_S, costs.all_reduce_ms_S
+    w = f + b
+    Q, TB, TA = w[-1], M * w[-1], M * w[-1] + reduce[-1]
+    for n in range(costs.num_stages - 2, -1, -1):
+        cf, cb = costs.send_forward_ms_C[n], costs.send_backward_ms_C[n]
+        c = cf + cb
+        X = max(c + TB, Q + max(M * cf + cb, cf + M * cb), M * c if costs.half_duplex else 0)
+        Qx = c + Q
+        rounds = -(-M // caps[n]) if caps else 0
+        TB = max(
+            M * w[n],
+            w[n] + X,
+            Qx + max(f[n] + M * b[n], M * f[n] + b[n]),
+            rounds * (w[n] + Qx),
+        )
+        TA = max(TB + reduce[n], f[n] + cf + TA)
+        Q = w[n] + Qx
+    return TA
+
+
+def placements_of(cost: CostModel):
+    return [cost.pipeline_costs(stages) for stages in all_placements(cost)]
+
+
+class TestFixedPlanBound:
+    def test_equals_its_oracle(self):
+        for seed in range(500):
+            rng = random.Random(seed)
+            costs = random_costs(rng)
+            M = rng.randint(1, 9)
+            caps = [rng.randint(1, 9) for _ in range(costs.num_stages)]
+            assert plan_bound_ms(costs, M) == pytest.approx(oracle_bound_ms(costs, M), abs=1e-9)
+            assert plan_bound_ms(costs, M, caps) == pytest.approx(
+                oracle_bound_ms(costs, M, caps), abs=1e-9
+            )
+
+    def test_no_schedule_beats_it(self):
+        for seed in range(1500):
+            rng = random.Random(seed)
+            costs = random_costs(rng)
+            M = rng.randint(1, 7)
+            bound = plan_bound_ms(costs, M) * (1 - 1e-9)
+            schedule = random_schedule(rng, costs.num_stages, M)
+            codes = np.array(schedule.to_codes(), dtype=np.int32)
+            assert run_schedule(costs, codes).iteration_ms >= bound
+            for rule in SCHEDULES.values():
+                assert rule(costs, M).iteration_ms >= bound
+
+    def test_no_capped_schedule_beats_the_capped_bound(self):
+        for seed in range(500):
+            rng = random.Random(seed)
+            costs = random_costs(rng)
+            caps = [rng.randint(1, 4) for _ in range(costs.num_stages)]
+            bound = plan_bound_ms(costs, 8, caps) * (1 - 1e-9)
+            for preference in Preference:
+                assert run_list(costs, 8, preference, caps).iteration_ms >= bound
+
+    def test_a_faster_link_never_raises_it(self):
+        for seed in range(200):
+            rng = random.Random(seed)
+            model, cluster = random_model(rng, 4), random_cluster(rng, 4)
+            stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(4))
+            faster = Cluster(
+                name="faster",
+                devices=cluster.devices,
+                bandwidth_gb_per_s=tuple(
+                    tuple(rate * rng.choice([1, 2]) for rate in row)
+                    for row in cluster.bandwidth_gb_per_s
+                ),
+                latency_us=cluster.latency_us,
+                duplex=cluster.duplex,
+            )
+            before, after = (
+                plan_bound_ms(CostModel(model, c).pipeline_costs(stages), 5)
+                for c in (cluster, faster)
+            )
+            assert after <= before + 1e-9
+
+
+class TestRecursions:
+    def test_sets_equal_brute_force_and_the_others_bracket_them(self):
+        for seed in range(60):
+            rng = random.Random(seed)
+            model = random_model(rng, rng.randint(1, 5))
+            cluster = random_cluster(rng, rng.randint(1, 4), gaps=seed % 2 == 0)
+            cost, M = CostModel(model, cluster), rng.randint(1, 6)
+            instance, V = cost.kernel_instance(M), cluster.num_devices
+            least = min(plan_bound_ms(costs, M) for costs in placements_of(cost))
+            everyone = np.arange(V, dtype=np.int32)
+            on_sets, plans = _core.plan_on_sets(instance, everyone, 16, np.inf, 5, 1)
+            sizes = np.arange(1, V + 1, dtype=np.int32)
+            on_order, _ = _core.plan_on_order(instance, sizes, 16, np.inf, 5, 1)
+            relaxed = _core.relaxed_bound(instance, sizes, 8, np.inf, 1)
+            assert on_sets == pytest.approx(least, abs=1e-9)
+            assert on_order >= least - 1e-9
+            assert relaxed <= least + 1e-9
+            assert work_bound_ms(cost, M) <= least + 1e-9
+            assert plans
+
+    def test_narrow_fronts_and_buckets_stay_below(self):
+        for seed in range(40):
+            rng = random.Random(seed)
+            cost = CostModel(random_model(rng, 6), random_cluster(rng, 5))
+            M = rng.randint(1, 6)
+            instance = cost.kernel_instance(M)
+            everyone = np.arange(5, dtype=np.int32)
+            exact, _ = _core.plan_on_sets(instance, everyone, 16, np.inf, 0, 1)
+            narrow, _ = _core.plan_on_sets(instance, everyone, 1, np.inf, 0, 1)
+            grouped = _core.relaxed_bound(instance, np.array([1, 3, 5], np.int32), 1, np.inf, 1)
+            assert narrow <= exact + 1e-9
+            assert grouped <= exact + 1e-9
+
+    def test_a_limit_changes_nothing_below_it(self):
+        for seed in range(40):
+            rng = random.Random(seed)
+            cost = CostModel(random_model(rng, 6), random_cluster(rng, 5))
+            instance = cost.kernel_instance(4)
+            everyone = np.arange(5, dtype=np.int32)
+            least, plans = _core.plan_on_sets(instance, everyone, 8, np.inf, 1, 1)
+            limited, same = _core.plan_on_sets(instance, everyone, 8, least * 1.01, 1, 2)
+            assert limited == pytest.approx(least, rel=1e-12)
+            assert same == plans
+
+    def test_classes_lose_nothing(self):
+        cost = CostModel(zoo.model("vgg19"), zoo.cluster("4x2-10g"))
+        classes = device_classes(cost)
+        assert classes.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert num_set_triples(classes) == 10**4
+        instance = cost.kernel_instance(8)
+        limit = plan(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 8, "spp").iteration_ms
+        by_class, _ = _core.plan_on_sets(instance, classes, 8, limit, 1, 1)
+        one_by_one, _ = _core.plan_on_sets(instance, np.arange(8, dtype=np.int32), 8, limit, 1, 1)
+        assert by_class == pytest.approx(one_by_one, rel=1e-12)
+
+    def test_buckets_cover_all_sizes(self):
+        for num_devices in (1, 7, 32, 33, 64, 100, 1024):
+            sizes = list(bucket_sizes(num_devices))
+            assert sizes == sorted(set(sizes))
+            assert sizes[-1] == num_devices
+
+
+class TestOrders:
+    def test_symmetric_clusters_need_one_order(self):
+        assert len(device_orders(CostModel(even_model(2, 1, 1), zoo.cluster("1x8-pcie")))) == 1
+
+    def test_orders_are_permutations(self):
+        for seed in range(20):
+            rng = random.Random(seed)
+            cluster = random_cluster(rng, rng.randint(1, 12), gaps=True)
+            for order in device_orders(CostModel(even_model(2, 1, 1), cluster)):
+                assert sorted(order) == list(range(cluster.num_devices))
+
+
+class TestCoarsening:
+    def test_needless_cuts_lose_nothing(self):
+        """The least bound over all plans is the same without them."""
+        dropped = 0
+        for seed in range(40):
+            rng = random.Random(seed)
+            layers = []
+            for index in range(6):
+                free = rng.random() < 0.5
+                layers.append(
+                    LayerProfile(
+                        name=str(index),
+                        forward_ms=0 if free else rng.uniform(1, 3),
+                        backward_ms=0 if free else rng.uniform(1, 3),
+                        output_bytes=rng.uniform(0, 5e6),
+                        parameter_bytes=0 if free else 1e6,
+                    )
+                )
+            model = ModelProfile(name="m", microbatch_size=1, layers=tuple(layers))
+            cost = CostModel(model, random_cluster(rng, 3))
+            dropped += len(needless_cuts(cost))
+            coarse = coarsen(cost, 6)
+            sizes = np.arange(3, dtype=np.int32)
+            before, _ = _core.plan_on_sets(cost.kernel_instance(4), sizes, 16, np.inf, 0, 1)
+            after, _ = _core.plan_on_sets(coarse.cost.kernel_instance(4), sizes, 16, np.inf, 0, 1)
+            assert after == pytest.approx(before, rel=1e-9)
+        assert dropped > 20
+
+    def test_merging_keeps_all_work(self):
+        rng = random.Random(1)
+        cost = CostModel(random_model(rng, 60), random_cluster(rng, 4))
+        coarse = coarsen(cost, 10)
+        assert len(coarse.end_layer) <= 10
+        assert coarse.end_layer[-1] == 60
+        assert coarse.cost.forward_ms_L.sum() == pytest.approx(cost.forward_ms_L.sum())
+
+    def test_a_thousand_layers_plan_well(self):
+        model = even_model(1200, 0.01, 0.02)
+        made = plan(model, zoo.cluster("4x2-10g"), 16)
+        assert check(made).ok
+        assert made.bound.gap(made.iteration_ms) < 0.05
+
+
+class TestBest:
+    def test_never_slower_than_spp_and_the_bound_holds(self):
+        for seed in range(60):
+            rng = random.Random(seed)
+            model = random_model(rng, rng.randint(2, 12))
+            cluster = random_cluster(rng, rng.randint(1, 8), gaps=seed % 3 == 0)
+            M = rng.randint(1, 12)
+            best, spp = plan(model, cluster, M), plan(model, cluster, M, "spp")
+            assert check(best).errors == ()
+            assert best.iteration_ms <= spp.iteration_ms * (1 + 1e-9)
+            assert best.bound.lower_bound_ms <= best.iteration_ms * (1 + 1e-12)
+
+    def test_threads_change_nothing(self):
+        for seed in range(4):
+            cluster = zoo.cluster("random-8", seed=seed)
+            one, two, again = (
+                plan(zoo.model("resnet152"), cluster, 8, num_threads=threads)
+                for threads in (1, 2, 3)
+            )
+            assert one == two == again
+
+    def test_effort_never_hurts_much_and_is_recorded(self):
+        model, cluster = zoo.model("vgg19"), zoo.cluster("random-8")
+        usual, more = plan(model, cluster, 4), plan(model, cluster, 4, effort=3)
+        assert more.iteration_ms <= usual.iteration_ms * (1 + 1e-12)
+        assert more.options["effort"] == 3
+
+    def test_a_time_limit_stops_the_search(self):
+        made = plan(zoo.model("gpt2-xl"), zoo.cluster("8x8-100g"), 16, time_limit_s=0.05)
+        assert check(made).ok
+
+    def test_bad_arguments(self):
+        model, cluster = even_model(1, 1, 1), zoo.cluster("1x8-pcie")
+        with pytest.raises(InputError, match="effort"):
+            plan(model, cluster, effort=0)
+        with pytest.raises(InputError, match="time_limit_s"):
+            plan(model, cluster, time_limit_s=-1)
+
+    def test_interruption_keeps_the_best_plan(self, monkeypatch):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(_core, "local_search", interrupt)
+        made = plan(zoo.model("vgg19"), zoo.cluster("random-8"), 16)
+        assert check(made).ok
+
+    def test_kernel_rules_are_the_portfolio(self):
+        """The search numbers its rules as PORTFOLIO lists them."""
+        rng = random.Random(5)
+        cost = CostModel(random_model(rng, 8), random_cluster(rng, 6))
+        instance = cost.kernel_instance(6)
+        _, plans = _core.plan_on_order(instance, np.arange(1, 7, dtype=np.int32), 4, np.inf, 5, 1)
+        for ms, rule, placed in _core.local_search(instance, plans, 1, 1e6, 0.0, 1):
+            starts = itertools.accumulate([0, *(end for end, _ in placed)], lambda _, end: end)
+            stages = tuple(
+                Stage(layers=range(first, end), devices=tuple(devices))
+                for first, (end, devices) in zip(starts, placed, strict=False)
+            )
+            run = SCHEDULES[PORTFOLIO[rule]](cost.pipeline_costs(stages), 6)
+            assert run.iteration_ms == pytest.approx(ms, rel=1e-9)
+
+
+class TestExact:
+    def tiny(self, seed: int):
+        rng = random.Random(seed)
+        model = random_model(rng, rng.randint(5, 7))
+        return model, random_cluster(rng, 4), rng.randint(2, 5)
+
+    def test_optimal_schedules_lie_between_bound_and_portfolio(self):
+        pytest.importorskip("ortools")
+        for seed in range(25):
+            rng = random.Random(seed)
+            costs, M = random_costs(rng), rng.randint(1, 4)
+            found = optimal_schedule(costs, M)
+            portfolio = min(SCHEDULES[rule](costs, M).iteration_ms for rule in PORTFOLIO)
+            assert found.iteration_ms <= SCHEDULES["pe"](costs, M).iteration_ms + 1e-9
+            assert plan_bound_ms(costs, M) <= found.iteration_ms + 1e-9
+            if not costs.half_duplex:
+                assert found.lower_bound_ms <= portfolio + 1e-9
+
+    @pytest.mark.parametrize(
+        "seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.full)]
+    )
+    def test_the_bound_never_exceeds_the_joint_optimum(self, seeds):
+        pytest.importorskip("ortools")
+        losses = []
+        for seed in seeds:
+            model, cluster, M = self.tiny(seed)
+            exact, best = plan(model, cluster, M, "exact"), plan(model, cluster, M)
+            assert check(exact).errors == ()
+            assert best.bound.lower_bound_ms <= exact.iteration_ms * (1 + 1e-6)
+            assert exact.iteration_ms <= best.iteration_ms * (1 + 1e-9)
+            losses.append(best.iteration_ms / exact.iteration_ms - 1)
+        assert max(losses) <= 0.05
+        assert np.mean(losses) <= 0.003
+
+    def test_placements_are_all_there(self):
+        """Two devices, three layers: 2 + 1 on one stage (each alone, both), 2 * 2 on two."""
+        cost = CostModel(even_model(3, 1, 1), zoo.cluster("1x8-pcie"))
+        small = CostModel(
+            even_model(3, 1, 1),
+            Cluster(
+                name="two",
+                devices=cost.cluster.devices[:2],
+                bandwidth_gb_per_s=((1.0, 1.0), (1.0, 1.0)),
+            ),
+        )
+        cuts = len(list(compositions(3, 2)))
+        assert len(list(all_placements(small))) == 3 + 2 * cuts
+
+
+def test_relaxed_bound_is_below_the_plan():
+    for cluster in ("4x2-25g", "2x8-100g", "mixed-hosts"):
+        cost = CostModel(zoo.model("bert-large"), zoo.cluster(cluster))
+        made = plan(zoo.model("bert-large"), zoo.cluster(cluster), 8)
+        assert relaxed_bound_ms(cost, 8, np.inf, 2) <= made.iteration_ms * (1 + 1e-9)
