@@ -194,10 +194,11 @@ def test_zoo_writes_inputs(run, tmp_path):
     assert json.loads(out) == json.loads(path.read_text())
 
 
-def test_demo_ends_well(run):
-    code, out, err = run("demo")
+def test_demo_ends_well(run, tmp_path):
+    code, out, err = run("demo", "-o", str(tmp_path))
     assert (code, err) == (0, "")
-    assert "the checker says: valid" in out
+    assert "The checker says: valid" in out
+    assert (tmp_path / "bert.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_the_python_of_the_readme_runs(tmp_path):

@@ -23,7 +23,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Schedule
 from pipeplan.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planner.partition import best_partitions
-from pipeplan.planning import PLANNERS, plan
+from pipeplan.planning import plan
 from pipeplan.schedules import SCHEDULES, run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_list
 
@@ -169,15 +169,27 @@ class TestPlan:
             rng = random.Random(seed)
             model = random_model(rng, rng.randint(1, 12))
             cluster = random_cluster(rng, rng.randint(1, 8), gaps=seed % 2 == 0)
-            for planner in PLANNERS:
+            for planner in ("best", "spp"):
                 made = plan(model, cluster, rng.randint(1, 10), planner)
                 assert check(made).errors == (), (seed, planner)
 
     @pytest.mark.parametrize("cluster", zoo.CLUSTER_NAMES)
     def test_zoo_plans_pass_the_checker(self, cluster):
         for model in zoo.MODEL_NAMES:
-            made = plan(zoo.model(model), zoo.cluster(cluster), 8)
+            made = plan(zoo.model(model), zoo.cluster(cluster), 8, "spp")
             assert check(made).errors == ()
+
+    def test_any_stages_run_under_any_schedule(self):
+        model, cluster = zoo.model("vgg19"), zoo.cluster("4x2-10g")
+        times = {}
+        for rule in (*SCHEDULES, "portfolio"):
+            made = plan(model, cluster, 8, "dapple", schedule=rule)
+            assert check(made).errors == ()
+            assert (made.predicted.schedule_guarantee_ms is not None) or rule != "pe"
+            times[rule] = made.iteration_ms
+        assert times["portfolio"] == min(times.values())
+        with pytest.raises(InputError, match="did you mean '1f1b'"):
+            plan(model, cluster, schedule="1f1bb")
 
     def test_spp_keeps_the_fastest_number_of_stages(self):
         for seed in range(50):

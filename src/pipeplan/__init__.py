@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
     from pipeplan.planning import plan
     from pipeplan.profile import LayerProfile, ModelProfile
+    from pipeplan.report.html import write_report
     from pipeplan.simulator import simulate
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "write_cluster",
     "write_model",
     "write_plan",
+    "write_report",
     "zoo",
 ]
 
@@ -76,6 +78,7 @@ _NAMES_IN = {
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
     "planning": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
+    "report.html": ("write_report",),
     "simulator": ("simulate",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}

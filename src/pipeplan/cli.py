@@ -8,9 +8,12 @@ from typing import NoReturn
 
 import click
 
+from pipeplan.commands.compare import compare_command
 from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
+from pipeplan.commands.report import plot_command, report_command, trace_command
 from pipeplan.commands.shared import say
+from pipeplan.commands.sweep import sweep_command
 from pipeplan.commands.zoo import zoo_command
 from pipeplan.errors import PipeplanError
 
@@ -58,7 +61,18 @@ def cli() -> None:
     """
 
 
-for command in (check_command, demo_command, plan_command, simulate_command, zoo_command):
+for command in (
+    check_command,
+    compare_command,
+    demo_command,
+    plan_command,
+    plot_command,
+    report_command,
+    simulate_command,
+    sweep_command,
+    trace_command,
+    zoo_command,
+):
     cli.add_command(command)
 
 

@@ -250,3 +250,9 @@ class Plan:
         if self.predicted is None:
             raise PlanFileError("predicted: is missing; simulate the plan to get its figures")
         return self.predicted
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from pipeplan.report.notebook import notebook_html
+
+        return notebook_html(self)

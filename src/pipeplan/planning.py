@@ -4,8 +4,10 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 
+from pipeplan.baselines import BASELINES
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.errors import InfeasibleError, InputError
@@ -14,19 +16,38 @@ from pipeplan.planner.best import plan_best
 from pipeplan.planner.exact import plan_exact
 from pipeplan.planner.spp import plan_spp
 from pipeplan.prediction import predict
-from pipeplan.problem import Planner, Problem
+from pipeplan.problem import Draft, Planner, Problem
 from pipeplan.profile import ModelProfile
+from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
 from pipeplan.spelling import nearest
 
 __all__ = ["PLANNERS", "plan"]
 
+STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid", "pipedream")}
+"""Up to how many devices `best` starts from which published plans: those that take little time."""
+STARTS_BEYOND = ("data-parallel", "1f1b")
+MAX_START_LAYERS = 128
+"""Most of the published recursions take the square of the layers or more."""
+
+
+def plan_best_of_all(problem: Problem) -> Draft:
+    """`best` with the published planners' complete plans among its starting points."""
+    num_devices = problem.cluster.num_devices
+    names: tuple[str, ...] = STARTS_BEYOND
+    if problem.model.num_layers <= MAX_START_LAYERS:
+        names = next((names for most, names in STARTS_UPTO.items() if num_devices <= most), names)
+    return plan_best(problem, (BASELINES[name](problem) for name in names))
+
+
 PLANNERS: dict[str, Planner] = {
-    "best": plan_best,
+    "best": plan_best_of_all,
     "spp": plan_spp,
     "exact": plan_exact,
+    **BASELINES,
 }
 
 MAX_MICROBATCHES = 65_536
+ANY_SCHEDULE = "portfolio"
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 
 
@@ -36,6 +57,7 @@ def plan(
     microbatches: int = 16,
     planner: str = "best",
     *,
+    schedule: str | None = None,
     seed: int = 0,
     effort: float = 1.0,
     time_limit_s: float | None = None,
@@ -49,6 +71,8 @@ def plan(
         cluster: the devices and what connects them.
         microbatches: how many of them make an iteration.
         planner: one of `PLANNERS`.
+        schedule: run the planner's stages under this rule of `SCHEDULES` instead of its own, or
+            under whichever of these is fastest: `portfolio`.
         seed: for planners that draw random numbers; the same seed gives the same plan.
         effort: how much more, or less, to search than usual, from 0.01 to 1,000.
         time_limit_s: stop searching then; the one thing that makes plans differ from run to run.
@@ -61,6 +85,9 @@ def plan(
     """
     if planner not in PLANNERS:
         raise InputError(f"planner: {planner!r} is not known{nearest(planner, PLANNERS)}")
+    if schedule is not None and schedule not in (*SCHEDULES, ANY_SCHEDULE):
+        known = (*SCHEDULES, ANY_SCHEDULE)
+        raise InputError(f"schedule: {schedule!r} is not known{nearest(schedule, known)}")
     if not 1 <= microbatches <= MAX_MICROBATCHES:
         raise InputError(f"microbatches: {microbatches} is not within 1..{MAX_MICROBATCHES}")
     if not MIN_EFFORT <= effort <= MAX_EFFORT:
@@ -78,6 +105,8 @@ def plan(
     )
     _require_room(model, cluster)
     draft = PLANNERS[planner](problem)
+    if schedule is not None:
+        draft = _reschedule(problem, draft, schedule)
     return Plan(
         model=model,
         cluster=cluster,
@@ -90,11 +119,27 @@ def plan(
             "microbatches": microbatches,
             "planner": planner,
             "effort": effort,
+            **({} if schedule is None else {"schedule": schedule}),
             **({} if time_limit_s is None else {"time_limit_s": time_limit_s}),
             **draft.notes,
         },
         seed=seed,
         version=version("pipeplan"),
+    )
+
+
+def _reschedule(problem: Problem, draft: Draft, schedule: str) -> Draft:
+    """The same stages under another rule; a bound on all plans still holds."""
+    costs = problem.cost.pipeline_costs(draft.stages)
+    rules = PORTFOLIO if schedule == ANY_SCHEDULE else (schedule,)
+    runs = {rule: SCHEDULES[rule](costs, problem.num_microbatches) for rule in rules}
+    rule = min(runs, key=lambda rule: runs[rule].iteration_ms)
+    guarantee_ms = schedule_guarantee_ms(costs, problem.num_microbatches)
+    return replace(
+        draft,
+        codes=runs[rule].order_SM2,
+        iteration_ms=runs[rule].iteration_ms,
+        schedule_guarantee_ms=guarantee_ms if rule == "pe" else None,
     )
 
 

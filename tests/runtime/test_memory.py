@@ -1,62 +1,73 @@
 """What a rank holds at once stays near what the plan predicts."""
 
-import weakref
+import ctypes
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.samples import cut_plan, mlp_loss
-from runtime.workers import run_ranks
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from pipeplan.cost import BYTES_IN_GB, CostModel
-from pipeplan.pipeline import Kind
-from pipeplan.runtime import Pipeline
-from pipeplan.splitting import profile_layers
-from pipeplan.splitting.nesting import tensors_in
+from pipeplan.cost import BYTES_IN_GB, CostModel  # noqa: E402
+from pipeplan.pipeline import Kind  # noqa: E402
+from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.splitting import profile_layers  # noqa: E402
+from runtime.samples import Block, cut_plan, mlp_loss  # noqa: E402
+from runtime.workers import run_ranks  # noqa: E402
 
-WIDTH, ROWS, MICROBATCHES = 96, 256, 8
+MMAP_THRESHOLD, SMALLEST_BYTES = -3, 32_768  # M_MMAP_THRESHOLD of mallopt
+NUM_LAYERS, WIDTH, LENGTH, ROWS, MICROBATCHES = 12, 64, 32, 16, 6
 ALLOWANCE = 1.2
 
 
+class MallocInfo(ctypes.Structure):
+    """What `mallinfo2` returns; `hblkhd` are the bytes in mapped allocations."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
 class LiveBytes(TorchDispatchMode):
-    """The most bytes of tensors, made while this is on, that live at once."""
+    """The most bytes that this process holds at once in large allocations, seen after every op.
+
+    The C library is told to map each of them by itself, and counts what is mapped. (Watching
+    tensors from Python misses those that only autograd or a message under way still holds.)
+    """
 
     def __init__(self):
         super().__init__()
-        self.now = self.most = 0
-        self._known = weakref.WeakSet()
+        self._library = ctypes.CDLL("libc.so.6")
+        self._library.mallinfo2.restype = MallocInfo
+        self._start = self._mapped_bytes()
+        self.most = 0
+
+    def _mapped_bytes(self):
+        return self._library.mallinfo2().hblkhd
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs or {}))}
         output = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(output):
-            storage = tensor.untyped_storage()
-            if storage not in self._known and storage.data_ptr() not in given:
-                self._known.add(storage)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._forget, storage.nbytes())
+        self.most = max(self.most, self._mapped_bytes() - self._start)
         return output
-
-    def _forget(self, num_bytes):
-        self.now -= num_bytes
 
 
 def make_model():
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(7)]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(*(Block(WIDTH) for _ in range(NUM_LAYERS)))
 
 
 def measure(rank, plans):
     """For each plan, bytes held by this rank and bytes predicted."""
     found = []
+    ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, SMALLEST_BYTES)
     for plan in plans:
-        data = torch.randn(ROWS * MICROBATCHES, WIDTH)
+        data = torch.randn(ROWS * MICROBATCHES, LENGTH, WIDTH)
         with Pipeline(plan, make_model(), mlp_loss, torch.optim.AdamW) as pipeline:
             pipeline.step(data, data)
             state_bytes = sum(
@@ -79,8 +90,8 @@ def measure(rank, plans):
 
 
 def test_memory_within_prediction():
-    names = [str(i) for i in range(8)]
-    sample = torch.randn(ROWS, WIDTH)
+    names = [str(i) for i in range(NUM_LAYERS)]
+    sample = torch.randn(ROWS, LENGTH, WIDTH)
     plans = []
     # Profiled in a rank: a backward in this process would forbid to fork further ones.
     profile = run_ranks(1, lambda rank: profile_layers(make_model(), sample))[0]
@@ -88,7 +99,7 @@ def test_memory_within_prediction():
         for recompute in (False, True):
             plan = cut_plan(
                 names,
-                [0, 3, 6],
+                [0, 4, 8],
                 [1, 2, 1],
                 MICROBATCHES,
                 ROWS,
@@ -99,5 +110,4 @@ def test_memory_within_prediction():
     for rank, found in enumerate(run_ranks(4, measure, plans)):
         for plan, (held_bytes, predicted_bytes) in zip(plans, found, strict=True):
             ratio = held_bytes / predicted_bytes
-            print(f"rank {rank}, recompute {plan.stages[0].recompute}: {ratio:.3f}")
-            assert ratio <= ALLOWANCE, f"rank {rank}, {plan.stages}"
+            assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {plan.stages}"

@@ -113,23 +113,23 @@ def _least_sum(
     """F for one t_max: the stages with the least sum, none longer than `t_max_ms`."""
     num_layers = stage_ms_KLL.shape[1] - 1
     allowed_KLL = np.where(stage_ms_KLL <= t_max_ms, stage_ms_KLL, np.inf)
-    least = np.full((num_layers + 1, num_devices + 1), np.inf)  # [l, d]
+    # One more column than devices: taking more than there are leads to it, and it stays infinite.
+    least = np.full((num_layers + 1, num_devices + 2), np.inf)  # [l, d]
     least[num_layers, 0] = 0.0
+    left_KD = np.arange(num_devices + 1) - np.array(sizes)[:, None]
+    left_KD[left_KD < 0] = num_devices + 1
     choice_j = np.zeros(least.shape, dtype=np.int64)
     choice_k = np.zeros(least.shape, dtype=np.int64)
+    every_d = np.arange(num_devices + 1)
     for start in range(num_layers - 1, -1, -1):
-        for index, size in enumerate(sizes):
-            ms_L = allowed_KLL[index, start]
-            ends = np.flatnonzero(np.isfinite(ms_L))
-            if not ends.size:
-                continue
-            total = ms_L[ends, None] + least[ends, : num_devices + 1 - size]
-            where = total.argmin(axis=0)
-            value = total[where, np.arange(total.shape[1])]
-            better = value < least[start, size:]
-            least[start, size:][better] = value[better]
-            choice_j[start, size:][better] = ends[where[better]]
-            choice_k[start, size:][better] = index
+        rest_KJD = least[start + 1 :][:, left_KD].transpose(1, 0, 2)
+        total_KJD = allowed_KLL[:, start, start + 1 :, None] + rest_KJD
+        flat = total_KJD.reshape(-1, num_devices + 1)
+        where = flat.argmin(axis=0)
+        least[start, :-1] = flat[where, every_d]
+        num_ends = num_layers - start
+        choice_j[start, :-1] = start + 1 + where % num_ends
+        choice_k[start, :-1] = where // num_ends
     spans = []
     layer, left = 0, num_devices
     while layer < num_layers and np.isfinite(least[0, num_devices]):

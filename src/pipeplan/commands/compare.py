@@ -3,6 +3,7 @@
 import click
 
 from pipeplan.commands.shared import print_json, print_rich, resolve_cluster, resolve_model
+from pipeplan.errors import InfeasibleError
 
 __all__ = ["compare_command"]
 
@@ -11,11 +12,18 @@ __all__ = ["compare_command"]
 @click.argument("model")
 @click.argument("cluster")
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
-@click.option("--planners", help="Names with commas between them; by default all.")
+@click.option("--planners", help="Names with commas between; by default all but exact.")
 @click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
+@click.option("--report", type=click.Path(dir_okay=False), help="Write an HTML report here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def compare_command(
-    model: str, cluster: str, microbatches: int, planners: str | None, seed: int, as_json: bool
+    model: str,
+    cluster: str,
+    microbatches: int,
+    planners: str | None,
+    seed: int,
+    report: str | None,
+    as_json: bool,
 ) -> None:
     """Plan MODEL on CLUSTER with every planner and show them side by side."""
     from dataclasses import asdict
@@ -37,6 +45,15 @@ def compare_command(
             seed=seed,
             on_start=lambda name: status.update(f"planning with {name}"),
         )
+    if report:
+        from pipeplan.planning import plan
+        from pipeplan.report.html import write_report
+
+        fastest = next((row.planner for row in comparison.rows if row.iteration_ms), None)
+        if fastest is None:
+            raise InfeasibleError("no planner made a plan, so there is nothing to report")
+        made = plan(problem_model, problem_cluster, microbatches, fastest, seed=seed)
+        write_report(made, report, comparison=[asdict(row) for row in comparison.rows])
     if as_json:
         print_json(asdict(comparison))
         return

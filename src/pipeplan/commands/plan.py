@@ -3,7 +3,14 @@
 import click
 
 from pipeplan.commands.progress import progress_line
-from pipeplan.commands.shared import print_json, print_plan, resolve_cluster, resolve_model, say
+from pipeplan.commands.shared import (
+    print_json,
+    print_plan,
+    print_rich,
+    resolve_cluster,
+    resolve_model,
+    say,
+)
 
 __all__ = ["demo_command", "plan_command"]
 
@@ -13,20 +20,24 @@ __all__ = ["demo_command", "plan_command"]
 @click.argument("cluster")
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
+@click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
 @click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
 @click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
+@click.option("--report", type=click.Path(dir_okay=False), help="Write an HTML report here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan_command(
     model: str,
     cluster: str,
     microbatches: int,
     planner: str,
+    schedule: str | None,
     seed: int,
     effort: float,
     time_limit: float | None,
     output: str | None,
+    report: str | None,
     as_json: bool,
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
@@ -37,6 +48,7 @@ def plan_command(
         resolve_cluster(cluster, seed),
         microbatches=microbatches,
         planner=planner,
+        schedule=schedule,
         seed=seed,
         effort=effort,
         time_limit_s=time_limit,
@@ -46,6 +58,10 @@ def plan_command(
         from pipeplan.files import write_plan
 
         write_plan(made, output)
+    if report:
+        from pipeplan.report.html import write_report
+
+        write_report(made, report)
     if as_json:
         from pipeplan.files import plan_document
 
@@ -59,18 +75,38 @@ def plan_command(
 
 
 @click.command("demo")
-def demo_command() -> None:
-    """Plan BERT-large for eight devices in four hosts, check the plan and draw it."""
+@click.option(
+    "-o",
+    "--output",
+    default="demo",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="The folder to write to.",
+)
+def demo_command(output: str) -> None:
+    """Plan BERT-large for eight devices in four hosts, compare, check and draw it."""
+    from dataclasses import asdict
+    from pathlib import Path
+
     from pipeplan import zoo
     from pipeplan.checker import check
-    from pipeplan.planning import plan
+    from pipeplan.comparison import choose_planners, compare
+    from pipeplan.files import write_plan
+    from pipeplan.planning import PLANNERS, plan
+    from pipeplan.report.comparison import render_comparison
+    from pipeplan.report.html import write_report
 
-    model = zoo.model("bert-large")
-    made = plan(model, zoo.cluster("4x2-10g"), microbatches=16)
+    model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
+    made = plan(model, cluster, microbatches=16)
     print_plan(made)
+    click.echo()
+    comparison = compare(model, cluster, 16, choose_planners(PLANNERS, None))
+    print_rich(lambda console: render_comparison(comparison, console))
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(made, folder / "bert.plan.json")
+    rows = [asdict(row) for row in comparison.rows]
+    write_report(made, folder / "bert.html", comparison=rows)
     verdict = check(made)
-    one_device_ms = 16 * sum(layer.forward_ms + layer.backward_ms for layer in model.layers)
-    click.echo(
-        f"\n{one_device_ms / made.iteration_ms:.2f}x as fast as one device;"
-        f" the checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}"
-    )
+    click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
+    click.echo(f"Plan and report: {folder / 'bert.plan.json'}, {folder / 'bert.html'}")

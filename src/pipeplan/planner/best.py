@@ -4,13 +4,14 @@ The fixed-plan bound (`_core/bound.hpp`) is the objective: unlike the paper's bo
 fill, drain, round trips and where an all-reduce hides. The steps, each of which starts
 from the best time so far and drops what cannot beat it:
 
-1. complete plans as starting points: data parallel, even 1F1B, and whatever the caller offers;
+1. data parallel and even splits;
 2. the recursion on the bound over several device orders (`_core/plan_on_order.cpp`), first with
    few replica counts and narrow fronts, then with all;
 3. the paper's partitions (`spp`), those that could still win;
 4. a lower bound for every plan; for small clusters by the same recursion over all sets of
    devices, which yields plans as well;
-5. local search from the best different plans (`_core/local_search.cpp`), until its budget is
+5. complete plans that the caller offers, unless the optimum is found already;
+6. local search from the best different plans (`_core/local_search.cpp`), until its budget is
    spent or the bound is met.
 
 Every plan is simulated under a portfolio of schedules before it counts. Never slower than
@@ -44,20 +45,22 @@ FINER_ORDERS = 2
 """How many orders of more than 16 devices are planned on with more replica counts."""
 MAX_RELAXED_DEVICES = 256
 """Beyond this the relaxed bound takes longer than planning; the work bound stands."""
-MAX_SET_STEPS = 6e6
+MAX_SET_STEPS = 8e6
 """Triples of sets times layers up to which planning on sets is worth its time."""
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
-    """The fastest plan that all of the above finds, with its certificate."""
+    """The fastest plan that all of the above finds, with its certificate.
+
+    Never slower than any of the `starts`, which are taken one by one.
+    """
     search = _Search(problem)
     search.offer_simple_plans()
-    for draft in starts:
-        search.incumbent.offer_draft(draft)
     try:
         search.plan_on_orders()
         search.improve(search.budget / 4, rounds=1)
         search.prove()
+        search.offer_all(starts)
         search.improve(search.budget, rounds=max(1, round(problem.effort)))
     except KeyboardInterrupt:
         problem.report("interrupted; keeping the best plan so far")
@@ -76,7 +79,9 @@ class _Search:
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
         self.orders = device_orders(problem.cost)
-        # Planning on orders is the one step whose time grows with the square of the layers.
+        # Without the cuts that never pay nothing is lost; with fewer still, only planning on
+        # orders has to do.
+        self.lossless = coarsen(problem.cost, self.num_layers)
         self.coarse = coarsen(problem.cost, 256 if self.num_devices <= 64 else 64)
         self._num_searches = 0
 
@@ -143,11 +148,8 @@ class _Search:
                     self.problem.num_threads,
                 )
                 for placed in plans:
-                    mapped = [
-                        (self.coarse.end_layer[end - 1], [order[position] for position in at])
-                        for end, at in placed
-                    ]
-                    self.incumbent.offer(placed_stages(mapped))
+                    mapped = [(end, [order[position] for position in at]) for end, at in placed]
+                    self.incumbent.offer(placed_stages(self.coarse.refine(mapped)))
             if self.num_devices > 16:
                 fewer = FINER_ORDERS if self.num_devices <= 256 else 1
                 orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
@@ -167,6 +169,15 @@ class _Search:
             ):
                 self.incumbent.offer(partition.stages)
 
+    def offer_all(self, drafts: Iterable[Draft]) -> None:
+        """Complete plans; not even made once the optimum is found."""
+        drafts = iter(drafts)
+        while not (self.is_optimal or self.is_late):
+            draft = next(drafts, None)
+            if draft is None:
+                return
+            self.incumbent.offer_draft(draft)
+
     def prove(self) -> None:
         """The best lower bound that is worth its time."""
         if self.is_optimal or self.is_late or self.num_devices > MAX_RELAXED_DEVICES:
@@ -174,16 +185,16 @@ class _Search:
         self.problem.report("proving a lower bound")
         limit_ms = self.incumbent.iteration_ms
         relaxed_ms = relaxed_bound_ms(
-            self.cost, self.problem.num_microbatches, limit_ms, self.problem.num_threads
+            self.lossless.cost, self.problem.num_microbatches, limit_ms, self.problem.num_threads
         )
         self._raise_bound(relaxed_ms, "relaxed")
         if self.is_optimal or self.num_devices > 24:
             return
         classes = device_classes(self.cost)
-        if num_set_triples(classes) * self.num_layers > MAX_SET_STEPS:
+        if num_set_triples(classes) * len(self.lossless.end_layer) > MAX_SET_STEPS:
             return
         exact_ms, plans = _core.plan_on_sets(
-            self.cost.kernel_instance(self.problem.num_microbatches),
+            self.lossless.cost.kernel_instance(self.problem.num_microbatches),
             classes,
             8,
             limit_ms,
@@ -192,7 +203,7 @@ class _Search:
         )
         self._raise_bound(exact_ms, "exact-sets")
         for placed in plans:
-            self.incumbent.offer(placed_stages(placed))
+            self.incumbent.offer(placed_stages(self.lossless.refine(placed)))
 
     def improve(self, budget: float, rounds: int) -> None:
         """Local search from the best different plans; later rounds go on from what it found."""

@@ -33,6 +33,10 @@ class CoarseModel:
     end_layer: tuple[int, ...]
     """For each coarse layer one past the last layer that it holds."""
 
+    def refine(self, placed: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
+        """A plan for this model, as kernels write it, as a plan for the model as it was."""
+        return [(self.end_layer[end - 1], devices) for end, devices in placed]
+
 
 def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     """The model with at most `max_layers` layers, each of which holds neighbours."""

@@ -16,27 +16,27 @@ Template = Any
 def take_tensors(value: Any, where: str) -> tuple[list[torch.Tensor], Template]:
     """The tensors of a nested value, in order, and what puts them back."""
     tensors: list[torch.Tensor] = []
-
-    def walk(part: Any) -> Template:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-            return ["tensor", len(tensors) - 1]
-        if isinstance(part, dict) and all(isinstance(key, str) for key in part):
-            return ["dict", {key: walk(entry) for key, entry in part.items()}]
-        if isinstance(part, tuple | list):
-            return [
-                "tuple" if isinstance(part, tuple) else "list",
-                [walk(entry) for entry in part],
-            ]
-        if part is None or isinstance(part, bool | int | float | str):
-            return ["plain", part]
-        raise RuntimeMismatchError(
-            f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"
-            " None can, alone or in tuples, lists and dicts"
-        )
-
-    template = walk(value)
+    template = _take(value, tensors, where)
     return tensors, template
+
+
+def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
+    # No function inside another: one that calls itself is a cycle, which would keep the tensors
+    # until the garbage collector comes.
+    if isinstance(part, torch.Tensor):
+        tensors.append(part)
+        return ["tensor", len(tensors) - 1]
+    if isinstance(part, dict) and all(isinstance(key, str) for key in part):
+        return ["dict", {key: _take(entry, tensors, where) for key, entry in part.items()}]
+    if isinstance(part, tuple | list):
+        kind = "tuple" if isinstance(part, tuple) else "list"
+        return [kind, [_take(entry, tensors, where) for entry in part]]
+    if part is None or isinstance(part, bool | int | float | str):
+        return ["plain", part]
+    raise RuntimeMismatchError(
+        f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"
+        " None can, alone or in tuples, lists and dicts"
+    )
 
 
 def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
