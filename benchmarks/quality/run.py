@@ -17,9 +17,17 @@ import pipeplan as pp
 
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
 CLUSTERS = [
-    ("1x8-nvlink", 0), ("1x8-pcie", 0), ("4x2-10g", 0), ("4x2-25g", 0), ("4x2-100g", 0),
-    ("random-8", 0), ("random-8", 1),
-]  # fmt: skip
+    *(
+        pp.zoo.cluster(name)
+        for name in ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g")
+    ),
+    pp.expand_hosts(
+        "2x4-25g",
+        [pp.HostGroup(count=2, devices=4, bandwidth_gb_per_s=12)],
+        between_hosts_gb_per_s=3,
+    ),
+    *(pp.zoo.cluster("random-8", seed=seed) for seed in range(3)),
+]
 MICROBATCHES = (4, 8, 16, 32, 64)
 OPTIMAL_WITHIN = 1e-6
 
@@ -27,8 +35,7 @@ OPTIMAL_WITHIN = 1e-6
 def instances():
     models = [pp.zoo.model(name) for name in pp.zoo.MODEL_NAMES]
     models += [pp.read_model(path) for path in sorted(PROFILES.glob("*.model.json"))]
-    for model, (cluster, seed), count in itertools.product(models, CLUSTERS, MICROBATCHES):
-        yield model, pp.zoo.cluster(cluster, seed=seed), count
+    yield from itertools.product(models, CLUSTERS, MICROBATCHES)
 
 
 def percentile(values: list[float], fraction: float) -> float:
