@@ -29,6 +29,7 @@ $(VENV)/tools: constraints.txt
 
 $(VENV)/installed: $(VENV)/tools pyproject.toml CMakeLists.txt $(KERNELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e .
+	$(BIN)/python -m compileall -q src/pipeplan
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

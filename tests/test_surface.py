@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 import pytest
 
 import pipeplan
+from pipeplan import version
 from pipeplan.cli import cli
 
 SOURCE = Path(pipeplan.__file__).parent
@@ -75,6 +77,10 @@ def test_names_load_from_where_type_checkers_see_them():
             assert getattr(pipeplan, alias.name) is seen
     named = {alias.name for node in guarded.body for alias in node.names}
     assert named == set(pipeplan.__all__)
+
+
+def test_the_version_is_the_package_s():
+    assert importlib.metadata.version("pipeplan") == version.VERSION
 
 
 # ------------------------------------------------------------------- commands and flags
@@ -149,7 +155,7 @@ def test_every_flag_is_explained(name):
 
 ROOMS = [
     {"errors"},
-    {"validation", "spelling"},
+    {"validation", "spelling", "version"},
     {"profile"},
     {"cluster"},
     {"pipeline"},

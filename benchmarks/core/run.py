@@ -137,7 +137,7 @@ def bench_starting() -> None:
     for arguments in (("--help",), ("plan", "bert-large", "4x2-10g", "-m", "16")):
         command = [str(COMMAND), *arguments]
         seconds = [
-            seconds_of(lambda c=command: subprocess.run(c, check=True, capture_output=True))  # noqa: S603
+            seconds_of(lambda c=command: subprocess.run(c, check=True, capture_output=True))
             for _ in range(NUM_STARTS)
         ]
         print(f"  pipeplan {' '.join(arguments)}: {show(seconds)}")

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 
 from pipeplan.baselines import BASELINES
 from pipeplan.cluster import Cluster
@@ -20,6 +19,7 @@ from pipeplan.problem import Draft, Planner, Problem
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
 from pipeplan.spelling import nearest
+from pipeplan.version import VERSION
 
 __all__ = ["PLANNERS", "plan"]
 
@@ -124,7 +124,7 @@ def plan(
             **draft.notes,
         },
         seed=seed,
-        version=version("pipeplan"),
+        version=VERSION,
     )
 
 

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -31,6 +30,7 @@ from pipeplan.errors import InputError, PipeplanError
 from pipeplan.profile import ModelProfile
 from pipeplan.spelling import nearest
 from pipeplan.syntax import read_document, write_atomically
+from pipeplan.version import VERSION
 
 __all__ = [
     "Backend",
@@ -432,7 +432,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _digest(cases: Iterable[SweepCase]) -> str:
     """What tells this sweep from others: all inputs in full, and the version that plans."""
-    digest = sha256(version("pipeplan").encode())
+    digest = sha256(VERSION.encode())
     seen: dict[int, bytes] = {}  # the same input serves many cases
     for case in cases:
         for part in (case.model, case.cluster):

@@ -89,25 +89,26 @@ def measure(rank, plans):
     return found
 
 
-def test_memory_within_prediction():
+def check(schedules_and_recompute):
     names = [str(i) for i in range(NUM_LAYERS)]
     sample = torch.randn(ROWS, LENGTH, WIDTH)
-    plans = []
     # Profiled in a rank: a backward in this process would forbid to fork further ones.
     profile = run_ranks(1, lambda rank: profile_layers(make_model(), sample))[0]
-    for schedule in ("gpipe", "1f1b", "pe"):
-        for recompute in (False, True):
-            plan = cut_plan(
-                names,
-                [0, 4, 8],
-                [1, 2, 1],
-                MICROBATCHES,
-                ROWS,
-                schedule=schedule,
-                recompute=recompute,
-            )
-            plans.append(replace(plan, model=profile))
+    plans = []
+    for schedule, recompute in schedules_and_recompute:
+        options = {"schedule": schedule, "recompute": recompute}
+        plan = cut_plan(names, [0, 4, 8], [1, 2, 1], MICROBATCHES, ROWS, **options)
+        plans.append(replace(plan, model=profile))
     for rank, found in enumerate(run_ranks(4, measure, plans)):
         for plan, (held_bytes, predicted_bytes) in zip(plans, found, strict=True):
             ratio = held_bytes / predicted_bytes
             assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {plan.stages}"
+
+
+def test_memory_within_prediction():
+    check([("1f1b", False), ("pe", True)])
+
+
+@pytest.mark.full
+def test_memory_within_prediction_of_more_schedules():
+    check([(name, again) for name in ("gpipe", "1f1b", "pe") for again in (False, True)])

@@ -36,6 +36,7 @@ GRACE_S = 3.0
 STDERR = 2
 FAILED = "failed"
 ANNOUNCED = "announced"
+READ = "read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +85,7 @@ class Watchdog:
         self.failure = self._text(self._rank, reason)
         with contextlib.suppress(Exception):
             self._declare(self._rank, reason)
-            # The store may end with this process: somebody has to have read it before.
-            deadline = time.monotonic() + GRACE_S
-            while len(self._names) > 1 and time.monotonic() < deadline:
-                if self._store.check([ANNOUNCED]):
-                    break
-                time.sleep(0.05)
+            self._await_readers()
 
     def await_verdict(self) -> None:
         """Give the others' failure the time to be noticed; ends this process if there is one."""
@@ -195,11 +191,23 @@ class Watchdog:
             return  # the error itself is on its way up
         first = str(self._rank).encode()
         with contextlib.suppress(Exception):
+            self._store.add(READ, 1)
             if self._store.compare_set(ANNOUNCED, "", first.decode()) == first:
                 _say(self.failure)
                 if rank != self._rank:
                     self._kill(rank)
+            if self._rank == 0:
+                self._await_readers()
         self._end(1)
+
+    def _await_readers(self) -> None:
+        """The store may end with this process: all others have to have read the failure before.
+
+        The culprit may be unable to, and is not waited for beyond the grace.
+        """
+        deadline = time.monotonic() + max(GRACE_S, 2 * self._options.beat_s)
+        while self._store.add(READ, 0) < len(self._names) - 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _kill(self, rank: int) -> None:
         """End a rank that cannot end itself."""
