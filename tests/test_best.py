@@ -12,7 +12,7 @@ from pipeplan import _core, zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
-from pipeplan.errors import InputError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Stage
 from pipeplan.planner.coarsening import coarsen, needless_cuts
 from pipeplan.planner.device_classes import device_classes, num_set_triples
@@ -235,6 +235,21 @@ class TestBest:
             assert check(best).errors == ()
             assert best.iteration_ms <= spp.iteration_ms * (1 + 1e-9)
             assert best.bound.lower_bound_ms <= best.iteration_ms * (1 + 1e-12)
+
+    def test_runnable_plans_have_no_more_replicas_than_samples(self):
+        for seed in range(40):
+            rng = random.Random(seed)
+            model = random_model(rng, rng.randint(2, 8))
+            cluster = random_cluster(rng, rng.randint(2, 8))
+            for planner in ("best", "spp"):
+                made = plan(model, cluster, 4, planner, runnable=True)
+                assert check(made).errors == ()
+                assert all(s.num_replicas <= model.microbatch_size for s in made.stages)
+
+    def test_published_planners_that_cannot_be_run_are_refused(self):
+        model = even_model(4, 1, 1)  # one sample in a microbatch
+        with pytest.raises(InfeasibleError, match="larger microbatch_size"):
+            plan(model, zoo.cluster("1x8-pcie"), 4, "data-parallel", runnable=True)
 
     def test_threads_change_nothing(self):
         for seed in range(4):

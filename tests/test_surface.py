@@ -105,6 +105,7 @@ COMMANDS = {
         "--microbatches",
         "--planner",
         "--schedule",
+        "--runnable",
         "--effort",
         "--time-limit",
         "--report",

@@ -54,9 +54,13 @@ class PipelineCosts:
 class CostModel:
     """The costs of one model on one cluster, as arrays that planners and kernels read."""
 
-    def __init__(self, model: ModelProfile, cluster: Cluster) -> None:
+    def __init__(
+        self, model: ModelProfile, cluster: Cluster, *, max_replicas: int | None = None
+    ) -> None:
         self.model = model
         self.cluster = cluster
+        self.max_replicas = max_replicas or cluster.num_devices
+        """How many devices a planner may give to one stage."""
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -88,7 +92,7 @@ class CostModel:
 
     def kernel_instance(
         self, num_microbatches: int, order: Sequence[int] | None = None
-    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int]:
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int, int]:
         """The arrays that planning kernels read, with the devices in the given order."""
         devices = range(len(self.speed_D)) if order is None else order
         sub = np.ix_(devices, devices)
@@ -103,6 +107,7 @@ class CostModel:
             np.ascontiguousarray(self.latency_ms_DD[sub]),
             self.half_duplex,
             num_microbatches,
+            self.max_replicas,
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:

@@ -58,6 +58,7 @@ def plan(
     planner: str = "best",
     *,
     schedule: str | None = None,
+    runnable: bool = False,
     seed: int = 0,
     effort: float = 1.0,
     time_limit_s: float | None = None,
@@ -73,6 +74,8 @@ def plan(
         planner: one of `PLANNERS`.
         schedule: run the planner's stages under this rule of `SCHEDULES` instead of its own, or
             under whichever of these is fastest: `portfolio`.
+        runnable: make no stage with more replicas than a microbatch has samples, since it could
+            not be run.
         seed: for planners that draw random numbers; the same seed gives the same plan.
         effort: how much more, or less, to search than usual, from 0.01 to 1,000.
         time_limit_s: stop searching then; the one thing that makes plans differ from run to run.
@@ -95,7 +98,7 @@ def plan(
     if time_limit_s is not None and not time_limit_s > 0:
         raise InputError(f"time_limit_s: {time_limit_s:g} is not above zero")
     problem = Problem(
-        cost=CostModel(model, cluster),
+        cost=CostModel(model, cluster, max_replicas=model.microbatch_size if runnable else None),
         num_microbatches=microbatches,
         seed=seed,
         effort=effort,
@@ -105,6 +108,8 @@ def plan(
     )
     _require_room(model, cluster)
     draft = PLANNERS[planner](problem)
+    if runnable:
+        _require_runnable(problem, draft, planner)
     if schedule is not None:
         draft = _reschedule(problem, draft, schedule)
     return Plan(
@@ -120,12 +125,24 @@ def plan(
             "planner": planner,
             "effort": effort,
             **({} if schedule is None else {"schedule": schedule}),
+            **({"runnable": True} if runnable else {}),
             **({} if time_limit_s is None else {"time_limit_s": time_limit_s}),
             **draft.notes,
         },
         seed=seed,
         version=VERSION,
     )
+
+
+def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
+    """Published planners know no limit on replicas; what they make may not be runnable."""
+    rows = problem.model.microbatch_size
+    for index, stage in enumerate(draft.stages):
+        if stage.num_replicas > rows:
+            raise InfeasibleError(
+                f"{planner!r} gives stage {index} {stage.num_replicas} replicas, but a microbatch"
+                f" has {rows} samples; use planner 'best' or a larger microbatch_size"
+            )
 
 
 def _reschedule(problem: Problem, draft: Draft, schedule: str) -> Draft:

@@ -28,9 +28,10 @@ def run_list(
 ) -> Trace: ...
 def min_cut(weights: Floats) -> tuple[float, NDArray[np.uint8]]: ...
 
-Instance = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int]
+Instance = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int, int]
 """forward_ms [L], backward_ms [L], output_bytes [L], gradient_bytes [L], parameter_bytes [L],
-speed [D], bytes_per_ms [D, D], latency_ms [D, D], half_duplex, num_microbatches."""
+speed [D], bytes_per_ms [D, D], latency_ms [D, D], half_duplex, num_microbatches,
+max_replicas."""
 
 PlacedPlan = list[tuple[int, list[int]]]
 """For each stage one past its last layer, and its devices."""

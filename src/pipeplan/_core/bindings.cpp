@@ -98,6 +98,7 @@ struct InstanceArrays {
     Matrix bytes_per_ms, latency_ms;
     bool half_duplex;
     int num_microbatches;
+    int max_replicas;
 
     Instance view() const {
         const std::size_t L = forward.shape(0), V = speed.shape(0);
@@ -108,20 +109,21 @@ struct InstanceArrays {
         require(bytes_per_ms.shape(0) == V && bytes_per_ms.shape(1) == V &&
                     latency_ms.shape(0) == V && latency_ms.shape(1) == V,
                 "matrices of another number of devices");
-        require(num_microbatches >= 1, "at least one microbatch");
+        require(num_microbatches >= 1 && max_replicas >= 1, "at least one microbatch and replica");
         return {static_cast<int>(L),    static_cast<int>(V),     num_microbatches,
                 forward.data(),         backward.data(),         output_bytes.data(),
                 gradient_bytes.data(),  parameter_bytes.data(),  speed.data(),
-                bytes_per_ms.data(),    latency_ms.data(),       half_duplex};
+                bytes_per_ms.data(),    latency_ms.data(),       half_duplex,
+                max_replicas};
     }
 };
 
 InstanceArrays instance_arrays(const nb::tuple& t) {
-    require(t.size() == 10, "an instance has ten parts");
+    require(t.size() == 11, "an instance has eleven parts");
     return {nb::cast<Vector>(t[0]), nb::cast<Vector>(t[1]), nb::cast<Vector>(t[2]),
             nb::cast<Vector>(t[3]), nb::cast<Vector>(t[4]), nb::cast<Vector>(t[5]),
             nb::cast<Matrix>(t[6]), nb::cast<Matrix>(t[7]), nb::cast<bool>(t[8]),
-            nb::cast<int>(t[9])};
+            nb::cast<int>(t[9]), nb::cast<int>(t[10])};
 }
 
 std::vector<int> to_vector(const Ints& values) {

@@ -76,6 +76,7 @@ struct Instance {
     const double* bytes_per_ms;      // [devices][devices]; 0 = no path
     const double* latency_ms;        // [devices][devices]
     bool half_duplex;
+    int max_replicas;                // no stage may have more devices
 };
 
 struct Partition {

@@ -137,8 +137,11 @@ struct Ring {
     bool connected;
 };
 
-inline Ring make_ring(int num_devices, double slowest_bytes_per_ms, double latency_ms) {
+// Not connected where a path is missing, or where there are more devices than a stage may have.
+inline Ring make_ring(const Instance& in, int num_devices, double slowest_bytes_per_ms,
+                      double latency_ms) {
     const double k = num_devices;
+    if (num_devices > in.max_replicas) return {0.0, 0.0, false};
     if (num_devices == 1) return {0.0, 0.0, true};
     if (!(slowest_bytes_per_ms > 0)) return {0.0, 0.0, false};
     return {2.0 * (k - 1) * latency_ms, 2.0 * (k - 1) / k / slowest_bytes_per_ms, true};
@@ -164,7 +167,7 @@ class IntervalTable {
                                               in.latency_ms[there], in.latency_ms[back]});
                     speed[i] = std::min(speed[i], speed[i + 1]);
                 }
-                rings_[index(i, r)] = make_ring(r, slowest[i], latency_ms[i]);
+                rings_[index(i, r)] = make_ring(in, r, slowest[i], latency_ms[i]);
                 speed_[index(i, r)] = speed[i];
             }
         }

@@ -134,7 +134,7 @@ class Search {
         }
         const int k = static_cast<int>(stage.devices.size());
         spent_ += kUnitsPerPair * k * k;
-        const Ring ring = make_ring(k, slowest, latency_ms);
+        const Ring ring = make_ring(in_, k, slowest, latency_ms);
         if (!ring.connected) return false;
         const double rate = 1.0 / (k * speed);
         const int a = stage.first_layer, b = stage.end_layer;

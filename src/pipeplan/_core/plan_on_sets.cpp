@@ -141,7 +141,7 @@ class SetTopology {
                 latency_ms = std::max(latency_ms, in_.latency_ms[at]);
             }
         }
-        return {k, speed, make_ring(k, slowest, latency_ms)};
+        return {k, speed, make_ring(in_, k, slowest, latency_ms)};
     }
 
     const Instance& in_;

@@ -86,7 +86,7 @@ class RelaxedTopology {
         }
         for (std::size_t k = 0; k < largest_.size(); ++k) {
             const int r = smallest_[k];
-            rings_.push_back(make_ring(r, r == 1 ? kInfinity : fastest[r], least_latency_ms_));
+            rings_.push_back(make_ring(in_, r, r == 1 ? kInfinity : fastest[r], least_latency_ms_));
         }
     }
 

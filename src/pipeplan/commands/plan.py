@@ -21,6 +21,7 @@ __all__ = ["demo_command", "plan_command"]
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
+@click.option("--runnable", is_flag=True, help="No more replicas than a microbatch has samples.")
 @click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
 @click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
 @click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
@@ -33,6 +34,7 @@ def plan_command(
     microbatches: int,
     planner: str,
     schedule: str | None,
+    runnable: bool,
     seed: int,
     effort: float,
     time_limit: float | None,
@@ -49,6 +51,7 @@ def plan_command(
         microbatches=microbatches,
         planner=planner,
         schedule=schedule,
+        runnable=runnable,
         seed=seed,
         effort=effort,
         time_limit_s=time_limit,

@@ -66,7 +66,9 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
         input_bytes=cost.model.input_bytes,
         layers=merged,
     )
-    return CoarseModel(cost=CostModel(model, cost.cluster), end_layer=tuple(ends))
+    return CoarseModel(
+        cost=CostModel(model, cost.cluster, max_replicas=cost.max_replicas), end_layer=tuple(ends)
+    )
 
 
 def needless_cuts(cost: CostModel) -> set[int]:

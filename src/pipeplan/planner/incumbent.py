@@ -43,7 +43,7 @@ class Incumbent:
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
         """Consider stages under the whole portfolio; those that lack a path are passed over."""
-        if stages in self._pool:
+        if stages in self._pool or not self._allowed(stages):
             return
         try:
             costs = self.cost.pipeline_costs(stages)
@@ -61,6 +61,8 @@ class Incumbent:
         """Consider a complete plan, stages and schedule."""
         if any(stage.shares is not None or stage.recompute for stage in draft.stages):
             return  # the bound that comes with the result speaks of even shares
+        if not self._allowed(draft.stages):
+            return
         self.offer(draft.stages)
         self._keep(draft.stages, "", draft.codes, draft.iteration_ms)
 
@@ -88,6 +90,9 @@ class Incumbent:
             iteration_ms=self.iteration_ms,
             schedule_guarantee_ms=guarantee_ms,
         )
+
+    def _allowed(self, stages: tuple[Stage, ...]) -> bool:
+        return all(stage.num_replicas <= self.cost.max_replicas for stage in stages)
 
     def _keep(
         self, stages: tuple[Stage, ...], rule: str, codes: Codes, iteration_ms: float

@@ -4,6 +4,7 @@ The plan names devices and their hosts; at start every rank says where it really
 
     real host has the plan's name   the i-th rank there is the plan's i-th device of that host
     all ranks on one host           ranks are the plan's devices in the order of the cluster
+    ranks say their device          that one; a rank that says none is left unused
     anything else                   refused: name the hosts, or say each rank's device
 
 Devices that the plan leaves unused may have a rank or not.
@@ -109,13 +110,12 @@ def _devices(
     if any(claims):
         index_of = {device.name: index for index, device in enumerate(devices)}
         for rank, claim in enumerate(claims):
-            if claim not in index_of:
-                said = "says no device name" if claim is None else f"says it is {claim!r}"
+            if claim is not None and claim not in index_of:
                 raise RuntimeMismatchError(
-                    f"ranks: {rank} {said}; each rank names a device of the plan:"
-                    f" {', '.join(list(index_of)[:8])}"
+                    f"ranks: {rank} says it is {claim!r}, which the plan does not know;"
+                    f" its devices are {', '.join(list(index_of)[:8])}"
                 )
-        return {rank: index_of[str(claim)] for rank, claim in enumerate(claims)}
+        return {rank: index_of[claim] for rank, claim in enumerate(claims) if claim is not None}
     on_host: dict[str, list[int]] = {}
     for index, device in enumerate(devices):
         on_host.setdefault(real_hosts.get(device.host, device.host), []).append(index)

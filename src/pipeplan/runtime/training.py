@@ -176,9 +176,7 @@ class Pipeline:
             with torch.random.fork_rng(devices=self._fork_devices()):
                 return self._step(batch, targets)
         except Exception as error:
-            if self._is_connection_error(error):
-                self._watchdog.await_verdict()
-            self._watchdog.report(error)
+            self._report(error)
             raise
         finally:
             self._watchdog.enter("outside")
@@ -530,7 +528,7 @@ class Pipeline:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, Exception):
-            self._watchdog.report(error)
+            self._report(error)
         self.close()
 
     # ------------------------------------------------------------------ setting up
@@ -586,6 +584,13 @@ class Pipeline:
     def _fork_devices(self) -> list[int]:
         device = self._transport.device
         return [device.index or 0] if device.type == "cuda" else []
+
+    def _report(self, error: Exception) -> None:
+        """Tell the others, unless it is another rank's end that this one stumbles over."""
+        if self._watchdog.failure is None:
+            if self._is_connection_error(error):
+                self._watchdog.await_verdict()
+            self._watchdog.report(error)
 
     def _is_connection_error(self, error: Exception) -> bool:
         """Whether another rank's end is the likely reason."""
