@@ -7,14 +7,14 @@ import torch.distributed as dist
 from text_model import build_model, loss_fn, make_batch
 
 import pipeplan as pp
-from pipeplan.runtime import Pipeline
+from pipeplan.runtime import Pipeline, join_ranks
 from pipeplan.splitting import profile_layers
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 ROWS, MICROBATCHES = 8, 8
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+join_ranks()
 model, plans = build_model(), [None]
 if dist.get_rank() == 0:  # one rank times and plans, so that all run the same plan
     inputs, targets = make_batch(0, ROWS)

@@ -26,25 +26,33 @@ from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from pipeplan.simulator import Preference, run_list, run_schedule
 
 
+def staggered(most, pace, own, longest):
+    return max(min(i * pace, longest) - i * own for i in range(most + 1))
+
+
 def oracle_bound_ms(costs, M, caps=None):
     """The recurrences of the theory page, written down once more."""
     f, b, reduce = costs.forward_ms_S, costs.backward_ms_S, costs.all_reduce_ms_S
     w = f + b
-    Q, TB, TA = w[-1], M * w[-1], M * w[-1] + reduce[-1]
+    R, TB, TA = 0.0, M * w[-1], M * w[-1] + reduce[-1]
     for n in range(costs.num_stages - 2, -1, -1):
         cf, cb = costs.send_forward_ms_C[n], costs.send_backward_ms_C[n]
-        c = cf + cb
+        c, Q = cf + cb, w[n + 1] + R
         X = max(c + TB, Q + max(M * cf + cb, cf + M * cb), M * c if costs.half_duplex else 0)
-        Qx = c + Q
         rounds = -(-M // caps[n]) if caps else 0
         TB = max(
             M * w[n],
             w[n] + X,
-            Qx + max(f[n] + M * b[n], M * f[n] + b[n]),
-            rounds * (w[n] + Qx),
+            c + Q + max(f[n] + M * b[n], M * f[n] + b[n]),
+            rounds * (w[n] + c + Q),
+            w[n]
+            + c
+            + M * w[n + 1]
+            + staggered(M - 1, f[n], f[n + 1], f[n + 1] + R)
+            + staggered(M, b[n], b[n + 1], b[n + 1] + R),
         )
         TA = max(TB + reduce[n], f[n] + cf + TA)
-        Q = w[n] + Qx
+        R = c + Q
     return TA
 
 
@@ -143,13 +151,25 @@ class TestRecursions:
     def test_a_limit_changes_nothing_below_it(self):
         for seed in range(40):
             rng = random.Random(seed)
-            cost = CostModel(random_model(rng, 6), random_cluster(rng, 5))
+            cost = CostModel(random_model(rng, 4), random_cluster(rng, 4))
             instance = cost.kernel_instance(4)
-            everyone = np.arange(5, dtype=np.int32)
-            least, plans = _core.plan_on_sets(instance, everyone, 8, np.inf, 1, 1)
-            limited, same = _core.plan_on_sets(instance, everyone, 8, least * 1.01, 1, 2)
+            everyone = np.arange(4, dtype=np.int32)  # few enough that no front overflows
+            least, plans = _core.plan_on_sets(instance, everyone, 16, np.inf, 1, 1)
+            limited, same = _core.plan_on_sets(instance, everyone, 16, least * 1.01, 1, 2)
             assert limited == pytest.approx(least, rel=1e-12)
             assert same == plans
+
+    def test_a_limit_only_raises_merged_bounds(self):
+        for seed in range(20):
+            rng = random.Random(seed)
+            cost = CostModel(random_model(rng, 8), random_cluster(rng, 5))
+            instance = cost.kernel_instance(4)
+            everyone = np.arange(5, dtype=np.int32)
+            known = plan(cost.model, cost.cluster, 4).iteration_ms
+            free, _ = _core.plan_on_sets(instance, everyone, 2, np.inf, 0, 1)
+            limited, _ = _core.plan_on_sets(instance, everyone, 2, known, 0, 1)
+            assert limited <= known * (1 + 1e-9)
+            assert free <= known * (1 + 1e-9)
 
     def test_classes_lose_nothing(self):
         cost = CostModel(zoo.model("vgg19"), zoo.cluster("4x2-10g"))

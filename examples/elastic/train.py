@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from text_model import build_model, loss_fn, make_batch
 
 import pipeplan as pp
-from pipeplan.runtime import Pipeline
+from pipeplan.runtime import Pipeline, join_ranks
 from pipeplan.splitting import profile_layers
 
 ROWS, MICROBATCHES, SAVE_EVERY = 8, 4, 2
@@ -40,7 +40,7 @@ def plan_for(model: torch.nn.Module, ranks: list[int]) -> pp.Plan:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join_ranks()
     rank, model, plans = dist.get_rank(), build_model(), [None]
     if rank == 0:
         lost = {int(note.suffix[1:]) for note in FOLDER.glob("lost.*")}

@@ -51,13 +51,13 @@ def run_command(
     import torch.distributed as dist
 
     from pipeplan.files import read_plan
-    from pipeplan.runtime import Pipeline
+    from pipeplan.runtime import Pipeline, join_ranks
 
     read = read_plan(plan)
     model = find_function(build)()
     make_batch = find_function(data or _beside(build, "make_batch"))
     loss_fn = find_function(loss or _beside(build, "loss_fn"))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    join_ranks()
     try:
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         with Pipeline(read, model, loss_fn, lambda found: kind(found, lr=lr)) as pipeline:

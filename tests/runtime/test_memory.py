@@ -92,7 +92,7 @@ def measure(rank, plans):
 def check(schedules_and_recompute):
     names = [str(i) for i in range(NUM_LAYERS)]
     sample = torch.randn(ROWS, LENGTH, WIDTH)
-    # Profiled in a rank: a backward in this process would forbid to fork further ones.
+    # Profiled in a rank, with the same single thread.
     profile = run_ranks(1, lambda rank: profile_layers(make_model(), sample))[0]
     plans = []
     for schedule, recompute in schedules_and_recompute:

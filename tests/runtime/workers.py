@@ -1,6 +1,7 @@
 """Ranks for tests: forked processes over gloo on 127.0.0.1, and what each of them returns."""
 
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
@@ -21,10 +22,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@contextlib.contextmanager
+def few_at_once():
+    """Groups of ranks take turns on a machine, however many processes run the tests."""
+    with open(Path(tempfile.gettempdir()) / "pipeplan-ranks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
 class Ranks:
     """Forked ranks, ended in any case."""
 
     def __init__(self, num_ranks, function, *args, stderr=None):
+        self._turn = few_at_once()
+        self._turn.__enter__()
         self.folder = tempfile.TemporaryDirectory(prefix="pipeplan-ranks-")
         port = free_port()
         self.pids = []
@@ -64,6 +78,7 @@ class Ranks:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self.folder.cleanup()
+        self._turn.__exit__(None, None, None)
 
 
 def run_ranks(num_ranks, function, *args, timeout_s=120.0):

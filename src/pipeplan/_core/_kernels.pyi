@@ -37,7 +37,7 @@ PlacedPlan = list[tuple[int, list[int]]]
 """For each stage one past its last layer, and its devices."""
 
 def partition(
-    instance: Instance, max_stages: int, limit_ms: float
+    instance: Instance, max_stages: int, limit_ms: float, num_threads: int
 ) -> tuple[Floats, Ints, Ints]: ...
 def plan_bound(
     forward_ms: Floats,

@@ -130,7 +130,8 @@ std::vector<int> to_vector(const Ints& values) {
     return std::vector<int>(values.data(), values.data() + values.shape(0));
 }
 
-nb::tuple py_partition(nb::tuple instance, int max_stages, double limit_ms) {
+nb::tuple py_partition(nb::tuple instance, int max_stages, double limit_ms, int num_threads) {
+    require(num_threads >= 1, "threads >= 1");
     const InstanceArrays arrays = instance_arrays(instance);
     const Instance input = arrays.view();
     require(max_stages >= 1 && max_stages <= std::min(input.num_layers, input.num_devices),
@@ -140,7 +141,7 @@ nb::tuple py_partition(nb::tuple instance, int max_stages, double limit_ms) {
     std::vector<int> end_layer(X * X, 0), num_replicas(X * X, 0);
     {
         nb::gil_scoped_release release;
-        const std::vector<Partition> partitions = partition(input, max_stages, limit_ms);
+        const std::vector<Partition> partitions = partition(input, max_stages, limit_ms, num_threads);
         for (std::size_t x = 0; x < X; ++x) {
             bottleneck[x] = partitions[x].bottleneck_ms;
             std::copy(partitions[x].end_layer.begin(), partitions[x].end_layer.end(),
@@ -266,7 +267,7 @@ NB_MODULE(_kernels, m) {
           nb::arg("seed"), nb::arg("budget"), nb::arg("target_ms"), nb::arg("num_threads"));
     m.def("min_cut", &py_min_cut, nb::arg("weights"));
     m.def("partition", &py_partition, nb::arg("instance"), nb::arg("max_stages"),
-          nb::arg("limit_ms"));
+          nb::arg("limit_ms"), nb::arg("num_threads"));
     m.def("plan_bound", &py_plan_bound, nb::arg("forward_ms"), nb::arg("backward_ms"),
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
           nb::arg("num_microbatches"), nb::arg("all_reduce_ms"), nb::arg("caps"));

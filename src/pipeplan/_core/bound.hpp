@@ -1,20 +1,12 @@
 // The fixed-plan bound: no schedule runs a pipeline of given costs in less time.
 //
-// Suffix recurrences from the last stage to the first (docs/theory.md has the proofs). For the
-// stages from n on: round_trip, from the first forward of stage n to the end of the backward of
-// the same microbatch at the earliest; last_backward, from that forward to the end of stage n's last
-// backward; last_reduce, to the end of the last all-reduce of the suffix.
+// Suffix recurrences from the last stage to the first (docs/theory.md has the proofs). Times count
+// from the start of the first stage's first forward.
 #pragma once
 #include <algorithm>
 #include <cmath>
 
 namespace pipeplan {
-
-struct Suffix {
-    double round_trip;
-    double last_backward;
-    double last_reduce;
-};
 
 struct StageCosts {
     double forward, backward, all_reduce;
@@ -24,6 +16,22 @@ struct ChannelCosts {
     double there, back;
 };
 
+// The stages from one on: the round trip of a microbatch; when, at the earliest, the stage's last
+// backward ends; when the last all-reduce of all of them does; the stage's own costs; and the
+// round trip behind it. The first three decide most; where fronts are merged, the last three may be
+// lower than they were, so `round_trip` is kept beside them.
+struct Suffix {
+    double round_trip, last_backward, last_reduce;
+    double forward, backward, behind;
+};
+
+// The same seen from the other side of the channel in front of them: `busy` is from the departure
+// of the first microbatch to the return of the last one, `channel` one transfer there and back.
+struct Beyond {
+    double round_trip, busy, last_reduce;
+    double forward, backward, behind, channel;
+};
+
 inline double channel_busy_ms(const ChannelCosts& c, bool half_duplex) {
     return half_duplex ? c.there + c.back : std::max(c.there, c.back);
 }
@@ -31,29 +39,42 @@ inline double channel_busy_ms(const ChannelCosts& c, bool half_duplex) {
 // The last stage alone: it runs one block at a time.
 inline Suffix last_stage(const StageCosts& s, double M) {
     const double work = s.forward + s.backward;
-    return {work, M * work, M * work + s.all_reduce};
+    return {work, M * work, M * work + s.all_reduce, s.forward, s.backward, 0.0};
 }
 
-// Seen from the sender's side of the channel in front of a suffix: the round trip behind the
-// channel, the time from the first arrival's departure to the last return, and the last reduce.
-inline Suffix behind_channel(const Suffix& next, const ChannelCosts& c, double M, bool half_duplex) {
+inline Beyond behind_channel(const Suffix& next, const ChannelCosts& c, double M, bool half_duplex) {
     const double both = c.there + c.back;
     double busy = both + next.last_backward;
     busy = std::max(busy, next.round_trip + std::max(M * c.there + c.back, c.there + M * c.back));
     if (half_duplex) busy = std::max(busy, M * both);
-    return {both + next.round_trip, busy, c.there + next.last_reduce};
+    return {both + next.round_trip, busy,          c.there + next.last_reduce, next.forward,
+            next.backward,          next.behind, both};
+}
+
+// What is won by leaving the first (or last) i blocks of a kind out of the work of a stage whose
+// neighbour hands them over (or takes them) no faster than one in `pace`:
+// max over whole i <= most of min(i * pace, longest) - i * own.
+inline double staggered(double most, double pace, double own, double longest) {
+    if (!(pace > own)) return 0.0;
+    const double whole = std::min(most, std::floor(longest / pace));
+    const double beyond = whole + 1 <= most ? longest - (whole + 1) * own : 0.0;
+    return std::max({0.0, whole * (pace - own), beyond});
 }
 
 // A stage in front of what lies behind its channel. `rounds` is ceil(M / most microbatches that
 // the stage may hold), 0 without such a limit.
-inline Suffix before(const StageCosts& s, const Suffix& behind, double M, double rounds = 0.0) {
+inline Suffix before(const StageCosts& s, const Beyond& b, double M, double rounds = 0.0) {
     const double work = s.forward + s.backward;
-    double last_backward = std::max(M * work, work + behind.last_backward);
-    last_backward = std::max(last_backward, behind.round_trip + std::max(s.forward + M * s.backward,
-                                                                         M * s.forward + s.backward));
-    last_backward = std::max(last_backward, rounds * (work + behind.round_trip));
-    return {work + behind.round_trip, last_backward,
-            std::max(last_backward + s.all_reduce, s.forward + behind.last_reduce)};
+    double last = std::max(M * work, work + b.busy);
+    last = std::max(last, b.round_trip + std::max(s.forward + M * s.backward,
+                                                M * s.forward + s.backward));
+    last = std::max(last, rounds * (work + b.round_trip));
+    // The next stage's blocks, less those that this stage hands over late or needs early.
+    last = std::max(last, work + b.channel + M * (b.forward + b.backward) +
+                              staggered(M - 1, s.forward, b.forward, b.forward + b.behind) +
+                              staggered(M, s.backward, b.backward, b.backward + b.behind));
+    return {work + b.round_trip, last, std::max(last + s.all_reduce, s.forward + b.last_reduce),
+            s.forward,           s.backward, b.round_trip};
 }
 
 }  // namespace pipeplan

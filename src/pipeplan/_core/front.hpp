@@ -13,34 +13,73 @@ struct Origin {
     std::int16_t index;    // in that set's front
 };
 
+template <class Value>
 struct Point {
-    Suffix value;
+    Value value;
     Origin origin;
 };
 
 enum class Overflow {
-    kDrop,   // forget the later of the two nearest points: a heuristic for planning
-    kMerge,  // replace them by their componentwise minimum: the front stays a lower bound
+    kDrop,   // for planning: compare in the components that decide most, forget what is too much
+    kMerge,  // for bounds: compare in all, replace two by their componentwise minimum
 };
 
-inline bool dominates(const Suffix& a, const Suffix& b) {
-    return a.round_trip <= b.round_trip && a.last_backward <= b.last_backward &&
-           a.last_reduce <= b.last_reduce;
+// In the three components that decide most.
+inline bool mostly_dominates(const Suffix& a, const Suffix& b) {
+    return a.last_reduce <= b.last_reduce && a.last_backward <= b.last_backward &&
+           a.round_trip <= b.round_trip;
+}
+inline bool mostly_dominates(const Beyond& a, const Beyond& b) {
+    return a.last_reduce <= b.last_reduce && a.busy <= b.busy && a.round_trip <= b.round_trip;
 }
 
+inline bool dominates(const Suffix& a, const Suffix& b) {
+    return mostly_dominates(a, b) && a.forward <= b.forward && a.backward <= b.backward &&
+           a.behind <= b.behind;
+}
+inline bool dominates(const Beyond& a, const Beyond& b) {
+    return mostly_dominates(a, b) && a.forward <= b.forward && a.backward <= b.backward &&
+           a.behind <= b.behind && a.channel <= b.channel;
+}
+
+inline Suffix least(const Suffix& a, const Suffix& b) {
+    return {std::min(a.round_trip, b.round_trip),   std::min(a.last_backward, b.last_backward),
+            std::min(a.last_reduce, b.last_reduce), std::min(a.forward, b.forward),
+            std::min(a.backward, b.backward),       std::min(a.behind, b.behind)};
+}
+inline Beyond least(const Beyond& a, const Beyond& b) {
+    return {std::min(a.round_trip, b.round_trip),   std::min(a.busy, b.busy),
+            std::min(a.last_reduce, b.last_reduce), std::min(a.forward, b.forward),
+            std::min(a.backward, b.backward),       std::min(a.behind, b.behind),
+            std::min(a.channel, b.channel)};
+}
+
+// How far the components of a value lie above those of a merged one, summed.
+inline double fall(const Suffix& from, const Suffix& to) {
+    return 2 * (from.last_backward - to.last_backward + from.last_reduce - to.last_reduce) +
+           from.round_trip - to.round_trip + from.forward - to.forward + from.backward -
+           to.backward + from.behind - to.behind;
+}
+inline double fall(const Beyond& from, const Beyond& to) {
+    return 2 * (from.busy - to.busy + from.last_reduce - to.last_reduce) + from.round_trip -
+           to.round_trip + from.forward - to.forward + from.backward - to.backward + from.behind -
+           to.behind + from.channel - to.channel;
+}
+
+template <class Value>
 class Front {
   public:
     static constexpr int kMaxCapacity = 16;
 
     void clear() { size_ = 0; }
     int size() const { return size_; }
-    const Point& operator[](int i) const { return points_[i]; }
+    const Point<Value>& operator[](int i) const { return points_[i]; }
 
-    void insert(const Suffix& value, const Origin& origin, int capacity, Overflow overflow) {
+    void insert(const Value& value, const Origin& origin, int capacity, Overflow overflow) {
         int kept = 0;
         for (int i = 0; i < size_; ++i) {
-            if (dominates(points_[i].value, value)) return;  // then it removed nothing before
-            if (!dominates(value, points_[i].value)) points_[kept++] = points_[i];
+            if (better(points_[i].value, value, overflow)) return;  // then it removed nothing before
+            if (!better(value, points_[i].value, overflow)) points_[kept++] = points_[i];
         }
         size_ = kept;
         points_[size_++] = {value, origin};
@@ -48,40 +87,30 @@ class Front {
     }
 
   private:
-    static double relative(double a, double b) {
-        const double larger = std::max(a, b);
-        return larger > 0 ? std::fabs(a - b) / larger : 0.0;
+    static bool better(const Value& a, const Value& b, Overflow overflow) {
+        return overflow == Overflow::kDrop ? mostly_dominates(a, b) : dominates(a, b);
     }
+
+    // Merges the two whose earlier one loses least by it, or drops the later of these.
     void shrink(Overflow overflow) {
-        int first = 0, second = 1;
-        double nearest = 1e300;
+        int early = 0, late = 1;
+        double least_fall = 1e300;
         for (int i = 0; i < size_; ++i) {
             for (int j = i + 1; j < size_; ++j) {
-                const Suffix &a = points_[i].value, &b = points_[j].value;
-                const double distance = relative(a.round_trip, b.round_trip) +
-                                        relative(a.last_backward, b.last_backward) +
-                                        relative(a.last_reduce, b.last_reduce);
-                if (distance < nearest) nearest = distance, first = i, second = j;
+                const bool in_order = points_[i].value.last_reduce <= points_[j].value.last_reduce;
+                const Value &a = points_[in_order ? i : j].value, &b = points_[in_order ? j : i].value;
+                const double lost = fall(a, least(a, b));
+                if (lost < least_fall) least_fall = lost, early = in_order ? i : j, late = in_order ? j : i;
             }
         }
-        Point &a = points_[first], &b = points_[second];
-        const bool b_ends_earlier = b.value.last_reduce < a.value.last_reduce;
-        if (overflow == Overflow::kMerge) {
-            const Suffix least{std::min(a.value.round_trip, b.value.round_trip),
-                               std::min(a.value.last_backward, b.value.last_backward),
-                               std::min(a.value.last_reduce, b.value.last_reduce)};
-            if (b_ends_earlier) a.origin = b.origin;
-            a.value = least;
-            b = points_[--size_];
-            drop_dominated_by(first);
-            return;
-        }
-        if (b_ends_earlier) a = b;
-        b = points_[--size_];
+        if (overflow == Overflow::kMerge)
+            points_[early].value = least(points_[early].value, points_[late].value);
+        points_[late] = points_[--size_];
+        if (overflow == Overflow::kMerge) drop_dominated_by(early == size_ ? late : early);
     }
     // A merged point may now be better than others in every component.
     void drop_dominated_by(int merged) {
-        const Point point = points_[merged];
+        const Point<Value> point = points_[merged];
         int kept = 0;
         for (int i = 0; i < size_; ++i)
             if (i == merged || !dominates(point.value, points_[i].value)) points_[kept++] = points_[i];
@@ -89,7 +118,7 @@ class Front {
     }
 
     int size_ = 0;
-    Point points_[kMaxCapacity + 1];
+    Point<Value> points_[kMaxCapacity + 1];
 };
 
 }  // namespace pipeplan

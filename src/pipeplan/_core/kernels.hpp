@@ -86,7 +86,8 @@ struct Partition {
 };
 
 // For each number of stages up to max_stages the partition with the least bottleneck.
-std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms);
+std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms,
+                                 int num_threads);
 
 // The fixed-plan bound (bound.hpp): no schedule of these costs takes less. caps[n] is the most
 // microbatches that stage n may hold.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "kernels.hpp"
@@ -23,6 +24,8 @@ namespace pipeplan {
 namespace {
 
 using Index = std::int16_t;
+
+constexpr int kWorthThreads = 32;  // devices from which starting threads pays
 
 // W(., x, r, i) for one (i, r), with the choice that led to each value.
 struct Row {
@@ -51,19 +54,17 @@ class Table {
         }
     }
 
-    void add_level() {
-        const int x = static_cast<int>(levels_.size()) + 1;
+    void add_level(int num_threads) {
         levels_.emplace_back(static_cast<std::size_t>(V_ + 1) * (V_ + 1));
-        std::vector<double> before(L_ + 1);
-        std::vector<std::int64_t> replicas_before(L_ + 1);  // as wide as the times
-        for (int j = x - 1; j < V_; ++j) {        // devices of the stages before
-            for (int r = 1; j + r <= V_; ++r) {   // devices of this stage
-                if (!intervals_.ring(j, r).connected) break;
-                if (!best_before(x, j, r, before, replicas_before)) continue;
-                Row row = best_cuts(x, j, r, before, replicas_before);
-                if (row.alive()) levels_.back()[index(j + r, r)] = std::move(row);
-            }
-        }
+        const int x = static_cast<int>(levels_.size());
+        // Rows behind different j are different rows, and read the level before only.
+        const auto work = [&](int first) {
+            for (int j = x - 1 + first; j < V_; j += num_threads) add_rows(x, j);
+        };
+        if (num_threads == 1) return work(0);
+        std::vector<std::thread> pool;
+        for (int t = 0; t < num_threads; ++t) pool.emplace_back(work, t);
+        for (std::thread& thread : pool) thread.join();
     }
 
     Partition best(int x) const {
@@ -92,6 +93,18 @@ class Table {
     }
 
   private:
+    // All rows of x stages whose first x - 1 take the first j devices.
+    void add_rows(int x, int j) {
+        std::vector<double> before(L_ + 1);
+        std::vector<std::int64_t> replicas_before(L_ + 1);  // as wide as the times
+        for (int r = 1; j + r <= V_; ++r) {
+            if (!intervals_.ring(j, r).connected) break;
+            if (!best_before(x, j, r, before, replicas_before)) continue;
+            Row row = best_cuts(x, j, r, before, replicas_before);
+            if (row.alive()) levels_.back()[index(j + r, r)] = std::move(row);
+        }
+    }
+
     std::size_t index(int i, int r) const { return static_cast<std::size_t>(i) * (V_ + 1) + r; }
 
     // For each cut l' the best way to place the layers before it on the first j devices, if r
@@ -196,11 +209,13 @@ class Table {
 
 }  // namespace
 
-std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms) {
+std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms,
+                                 int num_threads) {
     Table table(input, limit_ms);
+    if (input.num_devices < kWorthThreads) num_threads = 1;
     std::vector<Partition> result;
     for (int x = 1; x <= max_stages; ++x) {
-        table.add_level();
+        table.add_level(num_threads);
         result.push_back(table.best(x));
     }
     return result;

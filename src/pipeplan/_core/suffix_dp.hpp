@@ -105,7 +105,7 @@ class SuffixDp {
   private:
     // The fronts of one (node, first set): those of first layer l are points[begin[l] .. begin[l+1]).
     struct Row {
-        std::vector<Point> points;
+        std::vector<Point<Suffix>> points;
         std::vector<int> begin;
         bool alive() const { return !points.empty(); }
     };
@@ -113,8 +113,8 @@ class SuffixDp {
     // What a thread needs to fill rows.
     struct Work {
         explicit Work(int num_layers) : behind(num_layers + 1), fronts(num_layers) {}
-        std::vector<Front> behind;  // by the cut: what lies behind the channel
-        std::vector<Front> fronts;  // by the first layer
+        std::vector<Front<Beyond>> behind;  // by the cut: what lies behind the channel
+        std::vector<Front<Suffix>> fronts;  // by the first layer
     };
 
     Row& row(int node, int option) {
@@ -135,7 +135,7 @@ class SuffixDp {
         const double rate = 1.0 / (set.num_devices * set.slowest_speed);
         bool any = false;
         for (int l = 0; l < L_; ++l) {
-            Front& front = work.fronts[l];
+            Front<Suffix>& front = work.fronts[l];
             front.clear();
             // The layers before l still have to run in front, at best on all devices there.
             double head_forward = 0.0, head_work = 0.0;
@@ -162,7 +162,7 @@ class SuffixDp {
                     if (may_end) keep(last_stage(stage, M_), {static_cast<std::int16_t>(L_), -1, -1});
                     break;
                 }
-                const Front& behind = work.behind[cut];
+                const Front<Beyond>& behind = work.behind[cut];
                 for (int k = 0; k < behind.size(); ++k)
                     keep(before(stage, behind[k].value, M_), behind[k].origin);
             }
@@ -181,7 +181,7 @@ class SuffixDp {
 
     // For each cut the front of what lies behind the channel between `option` and the node.
     bool fill_behind(int node, int option, const DeviceSet& set, Work& work) {
-        for (Front& front : work.behind) front.clear();
+        for (Front<Beyond>& front : work.behind) front.clear();
         bool any = false;
         const double head_speed = topology_.head_speed(node);
         for (int next = 0; next < topology_.num_options(); ++next) {
@@ -201,9 +201,9 @@ class SuffixDp {
                 const double head_forward = forward_[cut] / head_speed;
                 const double head_work = head_forward + backward_[cut] / head_speed;
                 for (int k = rest.begin[cut]; k < rest.begin[cut + 1]; ++k) {
-                    const Suffix value =
+                    const Beyond value =
                         behind_channel(rest.points[k].value, channel, M_, in_.half_duplex);
-                    if (value.last_backward + head_work > limit_ms_ ||
+                    if (value.busy + head_work > limit_ms_ ||
                         value.last_reduce + head_forward > limit_ms_)
                         continue;
                     const Origin origin{static_cast<std::int16_t>(cut),
@@ -244,7 +244,7 @@ class SuffixDp {
     std::vector<PlacedStage> trace_back(int node, int option, int index) const {
         std::vector<PlacedStage> stages;
         for (int layer = 0;;) {
-            const Point& point = row(node, option).points[index];
+            const Point<Suffix>& point = row(node, option).points[index];
             const int behind = topology_.detach(node, option);
             stages.push_back({layer, point.origin.cut, behind, option});
             if (point.origin.cut == L_) return stages;

@@ -144,7 +144,7 @@ class _Search:
                     np.array(sizes, dtype=np.int32),
                     capacity,
                     self.incumbent.iteration_ms,
-                    NUM_CANDIDATES,
+                    NUM_CANDIDATES if self.num_devices <= 16 else NUM_CANDIDATES // 2,
                     self.problem.num_threads,
                 )
                 for placed in plans:
@@ -166,6 +166,7 @@ class _Search:
                 order,
                 self.problem.num_microbatches,
                 limit_ms=self.incumbent.iteration_ms,
+                num_threads=self.problem.num_threads,
             ):
                 self.incumbent.offer(partition.stages)
 
@@ -196,9 +197,9 @@ class _Search:
         exact_ms, plans = _core.plan_on_sets(
             self.lossless.cost.kernel_instance(self.problem.num_microbatches),
             classes,
-            8,
+            16,
             limit_ms,
-            NUM_CANDIDATES,
+            3 * NUM_CANDIDATES,
             self.problem.num_threads,
         )
         self._raise_bound(exact_ms, "exact-sets")

@@ -36,6 +36,7 @@ def best_partitions(
     *,
     max_stages: int | None = None,
     limit_ms: float = np.inf,
+    num_threads: int = 1,
 ) -> list[Partition]:
     """For each number of stages the partition with the least bottleneck, where there is one.
 
@@ -47,6 +48,7 @@ def best_partitions(
         cost.kernel_instance(num_microbatches, order),
         min(possible, max_stages or possible),
         limit_ms,
+        num_threads,
     )
     return [
         Partition(

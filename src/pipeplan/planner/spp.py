@@ -37,12 +37,24 @@ def plan_spp(problem: Problem) -> Draft:
 
 def _plan_part(problem: Problem, order: Sequence[int]) -> Draft:
     cost, num_microbatches = problem.cost, problem.num_microbatches
-    few = best_partitions(cost, order, num_microbatches, max_stages=min(FEW_STAGES, len(order)))
+    few = best_partitions(
+        cost,
+        order,
+        num_microbatches,
+        max_stages=FEW_STAGES,
+        num_threads=problem.num_threads,
+    )
     best = min(
         (execute_pe(cost, partition.stages, num_microbatches) for partition in few),
         key=lambda draft: draft.iteration_ms,
     )
-    partitions = best_partitions(cost, order, num_microbatches, limit_ms=best.iteration_ms)
+    partitions = best_partitions(
+        cost,
+        order,
+        num_microbatches,
+        limit_ms=best.iteration_ms,
+        num_threads=problem.num_threads,
+    )
     drafts = [execute_pe(cost, partition.stages, num_microbatches) for partition in partitions]
     return min([best, *drafts], key=lambda draft: draft.iteration_ms)
 

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeplan.runtime.batches import Whole
     from pipeplan.runtime.errors import RankFailedError, RuntimeMismatchError
+    from pipeplan.runtime.launching import join_ranks
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["Pipeline", "RankFailedError", "RuntimeMismatchError", "Whole"]
+__all__ = ["Pipeline", "RankFailedError", "RuntimeMismatchError", "Whole", "join_ranks"]
 
 _MODULE_OF = {
     "Pipeline": "training",
     "RankFailedError": "errors",
     "RuntimeMismatchError": "errors",
     "Whole": "batches",
+    "join_ranks": "launching",
 }
 
 

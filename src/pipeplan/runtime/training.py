@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,26 @@ OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 MOST_OPEN_SENDS = 2
 """Gradients under way to the stage before; each one holds a tensor."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """What one step needs on one rank."""
+
+    geometry: Geometry
+    key: str
+    """Of the shapes that cross cuts."""
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    targets: Any
+    total_weight: float
+    stats: torch.Tensor
+    """The loss and the metrics, summed as they come."""
+    arrivals: Inbox | None
+    """From the stage before."""
+    sends_forward: Outbox
+    sends_backward: Outbox
+    returns: Inbox | None = None
+    """Gradients from the stage behind; from the first forward on, which shows their kinds."""
 
 
 class Pipeline:
@@ -208,113 +229,93 @@ class Pipeline:
         self, geometry: Geometry, key: str, batch: Any, targets: Any, stats: torch.Tensor
     ) -> None:
         order = [block for block in self._order if geometry.rows[block.microbatch]]
-        stage, watch = self.stage, self._watchdog
-        sends_forward = Outbox(
-            self._transport,
-            stage,
-            Kind.FORWARD,
-            geometry.runs_out,
-            self.plan.microbatches,
-            self._reaper,
-        )
-        sends_backward = Outbox(
-            self._transport, stage - 1, Kind.BACKWARD, geometry.runs_in, MOST_OPEN_SENDS
-        )
-        arrivals = self._forward_inbox(geometry, key) if stage and order else None
-        returns: Inbox | None = None
-        template = self._kinds[key][1] if arrivals else None
-        total_weight = 1.0
-        if self._is_last:
-            total_weight = self._loss.weight(targets, geometry.num_rows)
-        call = as_call(batch) if self._part.needs_inputs else ((), {})
+        step = self._begin_step(geometry, key, batch, targets, stats)
         self._reducer.begin()
-        last_backward = order[-1] if order else None
-        clock = time.perf_counter
+        clock, enter = time.perf_counter, self._watchdog.enter
         for position, block in enumerate(order):
-            microbatch = block.microbatch
             wait_s = clock()
-            watch.enter("waiting", block)
+            enter("waiting", block)
             if block.kind is Kind.FORWARD:
-                carried = arrivals.take(microbatch) if arrivals else []
-                if carried:
-                    for tensor, kind in zip(carried, self._kinds[key][0], strict=True):
-                        if kind.has_gradient:
-                            tensor.requires_grad_()
-                run_s = clock()
-                watch.enter("computing", block)
-                inputs = call
-                if self._part.needs_inputs:
-                    inputs = select_rows(call, geometry.rows[microbatch], self._transport.device)
-                if self._is_last:
-                    self._forward_last(
-                        microbatch,
-                        carried,
-                        template,
-                        inputs,
-                        targets,
-                        geometry,
-                        total_weight,
-                        stats,
-                    )
-                else:
-                    learn = key not in self._kinds_out
-                    tensors, shape = self._runner.forward(
-                        self.num_steps, microbatch, carried, template, inputs, learn=learn
-                    )
-                    if learn:
-                        self._announce(key, tensors, shape, geometry)
-                    sends_forward.send(microbatch, tensors)
-                    if returns is None:
-                        returns = self._backward_inbox(geometry, key)
+                arrived = step.arrivals.take(block.microbatch) if step.arrivals else []
             else:
-                gradients = returns.take(microbatch) if returns else []
-                run_s = clock()
-                watch.enter("computing", block)
-                if returns:
-                    sends_forward.finish(microbatch)
-                if block is last_backward:
+                arrived = step.returns.take(block.microbatch) if step.returns else []
+            run_s = clock()
+            enter("computing", block)
+            if block.kind is Kind.FORWARD:
+                self._run_forward(step, block.microbatch, arrived)
+            else:
+                if position == len(order) - 1:
                     self._reducer.expect_last()
-                carried_gradients = self._runner.backward(microbatch, gradients)
-                if stage:
-                    sends_backward.send(microbatch, carried_gradients)
-                del carried_gradients, gradients
-            end_s = clock()
+                self._run_backward(step, block.microbatch, arrived)
+            del arrived  # what is done with must not wait for the next block to be let go
             self._events.append(Event(str(block), "wait", wait_s, run_s))
-            self._events.append(Event(str(block), str(block.kind), run_s, end_s))
+            self._events.append(Event(str(block), str(block.kind), run_s, clock()))
             if position + 1 < len(order):
                 following = order[position + 1]
-                if following.kind is Kind.BACKWARD and returns:
-                    returns.post(following.microbatch)
-                elif following.kind is Kind.FORWARD and arrivals:
-                    arrivals.post(following.microbatch)
-        watch.enter("waiting", "for sends to be taken")
-        sends_forward.finish()
-        sends_backward.finish()
+                inbox = step.arrivals if following.kind is Kind.FORWARD else step.returns
+                if inbox is not None:
+                    inbox.post(following.microbatch)
+        enter("waiting", "for sends to be taken")
+        step.sends_forward.finish()
+        step.sends_backward.finish()
 
-    def _forward_last(
-        self,
-        microbatch: int,
-        carried: list[torch.Tensor],
-        template: Any,
-        inputs: Any,
-        targets: Any,
-        geometry: Geometry,
-        total_weight: float,
-        stats: torch.Tensor,
-    ) -> None:
-        rows = geometry.rows[microbatch]
-        wanted = None if targets is None else select_rows(targets, rows, self._transport.device)
-        weight = self._loss.weight(wanted, len(rows))
-        stats += self._runner.forward_last(
-            self.num_steps,
-            microbatch,
-            carried,
-            template,
-            inputs,
-            wanted,
-            weight / total_weight if total_weight else 0.0,
-            self._scaler.scale,
+    def _begin_step(
+        self, geometry: Geometry, key: str, batch: Any, targets: Any, stats: torch.Tensor
+    ) -> "_Step":
+        has_work = any(geometry.rows)
+        forward, backward, transport = Kind.FORWARD, Kind.BACKWARD, self._transport
+        most_open = self.plan.microbatches  # a forward's sends are done once its gradient is back
+        return _Step(
+            geometry=geometry,
+            key=key,
+            call=as_call(batch) if self._part.needs_inputs else ((), {}),
+            targets=targets,
+            total_weight=self._loss.weight(targets, geometry.num_rows) if self._is_last else 1.0,
+            stats=stats,
+            arrivals=self._forward_inbox(geometry, key) if self.stage and has_work else None,
+            sends_forward=Outbox(
+                transport, self.stage, forward, geometry.runs_out, most_open, self._reaper
+            ),
+            sends_backward=Outbox(
+                transport, self.stage - 1, backward, geometry.runs_in, MOST_OPEN_SENDS
+            ),
         )
+
+    def _run_forward(self, step: "_Step", microbatch: int, carried: list[torch.Tensor]) -> None:
+        template, rows = None, step.geometry.rows[microbatch]
+        if step.arrivals is not None:
+            kinds, template = self._kinds[step.key]
+            for tensor, kind in zip(carried, kinds, strict=True):
+                if kind.has_gradient:
+                    tensor.requires_grad_()
+        inputs = step.call
+        if self._part.needs_inputs:
+            inputs = select_rows(step.call, rows, self._transport.device)
+        if self._is_last:
+            targets = step.targets
+            if targets is not None:
+                targets = select_rows(targets, rows, self._transport.device)
+            weight = self._loss.weight(targets, len(rows))
+            share = weight / step.total_weight if step.total_weight else 0.0
+            call = (self.num_steps, microbatch, carried, template, inputs)
+            step.stats += self._runner.forward_last(*call, targets, share, self._scaler.scale)
+            return
+        learn = step.key not in self._kinds_out
+        tensors, shape = self._runner.forward(
+            self.num_steps, microbatch, carried, template, inputs, learn=learn
+        )
+        if learn:
+            self._announce(step.key, tensors, shape, step.geometry)
+        step.sends_forward.send(microbatch, tensors)
+        if step.returns is None:
+            step.returns = self._backward_inbox(step.geometry, step.key)
+
+    def _run_backward(self, step: "_Step", microbatch: int, arrived: list[torch.Tensor]) -> None:
+        if step.returns is not None:
+            step.sends_forward.finish(microbatch)
+        gradients = self._runner.backward(microbatch, arrived)
+        if self.stage:
+            step.sends_backward.send(microbatch, gradients)
 
     def _update(self, stats: torch.Tensor) -> None:
         """Sum the loss over ranks, clip, and let the optimizer work."""

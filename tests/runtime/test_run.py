@@ -1,0 +1,119 @@
+"""`python -m pipeplan.run` and the examples, started as people start them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import pipeplan as pp
+from instances import flat_cluster
+from pipeplan.profile import LayerProfile, ModelProfile
+from runtime.workers import few_at_once
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def torchrun(num_ranks, *arguments, cwd, **environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+    with few_at_once():
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+
+
+def text_plan(tmp_path):
+    names = ["before", *(f"blocks.{i}" for i in range(6)), "behind"]
+    layers = tuple(
+        LayerProfile(
+            name=name, forward_ms=4, backward_ms=8, output_bytes=196_608, parameter_bytes=4e5
+        )
+        for name in names
+    )
+    profile = ModelProfile(name="text", microbatch_size=2, layers=layers)
+    plan = pp.plan(profile, flat_cluster(2, 0.05), microbatches=4)
+    pp.write_plan(plan, tmp_path / "text.plan.json")
+    return plan
+
+
+def run_arguments(tmp_path):
+    text_plan(tmp_path)
+    arguments = ("-m", "pipeplan.run", tmp_path / "text.plan.json", "text_model:build_model")
+    options = ("--checkpoint", tmp_path / "saved", "--trace", tmp_path / "trace.json")
+    return arguments, options
+
+
+def test_run_trains_and_writes_a_trace(tmp_path):
+    arguments, options = run_arguments(tmp_path)
+    done = torchrun(2, *arguments, "--steps", "3", *options, cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["step", str(i)] for i in (1, 2, 3)]
+    assert "(predicted" in lines[0]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"0F0", "0B3"} <= {event["name"] for event in events}
+    assert {event["tid"] for event in events} == {0, 1}
+
+
+@pytest.mark.full
+def test_run_goes_on_from_its_checkpoint(tmp_path):
+    arguments, options = run_arguments(tmp_path)
+    torchrun(2, *arguments, "--steps", "3", *options, cwd=EXAMPLES)
+    more = torchrun(2, *arguments, "--steps", "4", *options, cwd=EXAMPLES)
+    assert more.stdout.startswith("goes on after step 3\nstep    4")
+
+
+@pytest.mark.full
+def test_mistakes_take_one_line(tmp_path):
+    text_plan(tmp_path)
+    run = ("-m", "pipeplan.run", tmp_path / "text.plan.json")
+    done = torchrun(2, *run, "text_model:nothing", cwd=EXAMPLES)
+    said = [line for line in done.stderr.splitlines() if line.startswith("pipeplan:")]
+    assert said == [
+        "pipeplan: 'text_model:nothing': the module 'text_model' has no function 'nothing'"
+    ]
+    alone = subprocess.run(
+        [sys.executable, "-m", "pipeplan.run", "plan.json", "text_model:build_model"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 2
+    assert alone.stderr.startswith("pipeplan: ranks: start this with torchrun")
+
+
+@pytest.mark.full
+def test_example_trains(tmp_path):
+    done = torchrun(4, EXAMPLES / "train_text.py", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[3]) for line in done.stdout.splitlines()]
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "train_text.trace.json").exists()
+
+
+@pytest.mark.full
+def test_losing_a_device_leads_to_a_new_plan(tmp_path):
+    done = torchrun(
+        3,
+        *("--max-restarts", "2", EXAMPLES / "elastic" / "train.py"),
+        cwd=tmp_path,
+        LOSE_AT="5:1",
+        STEPS="7",
+        CHECKPOINTS=str(tmp_path / "saved"),
+    )
+    assert done.returncode == 0, done.stderr
+    plans = [line for line in done.stdout.splitlines() if line.startswith("plan:")]
+    assert len(plans) == 2
+    assert plans[1].endswith("after step 4")
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step   5")]
+    assert len(set(steps)) == 1, steps
