@@ -133,11 +133,10 @@ def make_plan(names, stages, microbatches, rows, schedule="1f1b", num_devices=No
 
 def random_plan(rng: random.Random, names, num_devices):
     """Any cuts, replicas of 1-3, shares even or not, any schedule, odd sizes."""
-    while True:
-        num_stages = rng.randint(1, min(4, num_devices, len(names)))
+    num_stages = rng.randint(1, min(4, num_devices, len(names)))
+    replicas = [num_devices] * num_stages
+    while sum(replicas) > num_devices or max(replicas) > 3:
         replicas = [rng.randint(1, 3) for _ in range(num_stages)]
-        if sum(replicas) <= num_devices:
-            break
     cuts = [0, *sorted(rng.sample(range(1, len(names)), num_stages - 1)), len(names)]
     devices = rng.sample(range(num_devices), sum(replicas))  # the others' ranks stay idle
     stages = []

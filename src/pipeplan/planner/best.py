@@ -20,7 +20,7 @@ of threads; only a time limit can change that.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +43,7 @@ NUM_CANDIDATES = 10
 NUM_STARTS = 4
 FINER_ORDERS = 2
 """How many orders of more than 16 devices are planned on with more replica counts."""
-MAX_RELAXED_DEVICES = 256
+MAX_RELAXED_DEVICES = 128
 """Beyond this the relaxed bound takes longer than planning; the work bound stands."""
 MAX_SET_STEPS = 8e6
 """Triples of sets times layers up to which planning on sets is worth its time."""
@@ -91,7 +91,7 @@ class _Search:
 
         Grows with the cluster, so that planning stays within the time that people wait.
         """
-        for devices, budget in ((8, 12e6), (16, 40e6), (64, 80e6), (256, 200e6)):
+        for devices, budget in ((8, 12e6), (16, 30e6), (64, 60e6), (256, 150e6)):
             if self.num_devices <= devices:
                 return budget * min(1.0, self.problem.effort)
         return 200e6 * min(1.0, self.problem.effort)
@@ -124,14 +124,14 @@ class _Search:
 
     def plan_on_orders(self) -> None:
         """The recursion on every order: powers of two first, then finer on the best orders."""
-        powers = _powers_of_two(self.num_devices)
-        cascade = [(powers, 1), (powers, 4)]
-        if self.num_devices > 256:
-            cascade[1] = (_coarse_sizes(self.num_devices // 4), 2)
-        elif self.num_devices > 8:
-            cascade.append((_coarse_sizes(self.num_devices), 4))
+        powers, all_sizes = _powers_of_two(self.num_devices), range(1, self.num_devices + 1)
+        cascade: list[tuple[Sequence[int], int]] = [(powers, 1)]
         if self.num_devices <= 32:
-            cascade.append((list(range(1, self.num_devices + 1)), 8))
+            cascade += [(powers, 4), (_coarse_sizes(self.num_devices), 4), (all_sizes, 8)]
+        elif self.num_devices <= 64:
+            cascade += [(_coarse_sizes(self.num_devices), 4)]
+        else:
+            cascade += [(_coarse_sizes(self.num_devices // 4), 2)]
         orders = self.orders if self.num_devices <= 256 else self.orders[:FINER_ORDERS]
         for sizes, capacity in cascade:
             least_ms = {}
@@ -151,7 +151,7 @@ class _Search:
                     mapped = [(end, [order[position] for position in at]) for end, at in placed]
                     self.incumbent.offer(placed_stages(self.coarse.refine(mapped)))
             if self.num_devices > 16:
-                fewer = FINER_ORDERS if self.num_devices <= 256 else 1
+                fewer = FINER_ORDERS if self.num_devices <= 64 else 1
                 orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
         self.offer_partitions()
 
