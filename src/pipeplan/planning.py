@@ -23,7 +23,7 @@ from pipeplan.version import VERSION
 
 __all__ = ["PLANNERS", "plan"]
 
-STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid", "pipedream")}
+STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid")}
 """Up to how many devices `best` starts from which published plans: those that take little time."""
 STARTS_BEYOND = ("data-parallel", "1f1b")
 MAX_START_LAYERS = 128

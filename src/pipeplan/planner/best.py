@@ -42,7 +42,7 @@ OPTIMAL_WITHIN = 1e-9
 NUM_CANDIDATES = 10
 NUM_STARTS = 4
 FINER_ORDERS = 2
-"""How many orders of more than 16 devices are planned on with more replica counts."""
+"""How many orders of more than 8 devices are planned on with more replica counts."""
 MAX_RELAXED_DEVICES = 128
 """Beyond this the relaxed bound takes longer than planning; the work bound stands."""
 MAX_SET_STEPS = 8e6
@@ -91,7 +91,7 @@ class _Search:
 
         Grows with the cluster, so that planning stays within the time that people wait.
         """
-        for devices, budget in ((8, 12e6), (16, 30e6), (64, 60e6), (256, 150e6)):
+        for devices, budget in ((8, 8e6), (16, 15e6), (64, 40e6), (256, 120e6)):
             if self.num_devices <= devices:
                 return budget * min(1.0, self.problem.effort)
         return 200e6 * min(1.0, self.problem.effort)
@@ -150,7 +150,7 @@ class _Search:
                 for placed in plans:
                     mapped = [(end, [order[position] for position in at]) for end, at in placed]
                     self.incumbent.offer(placed_stages(self.coarse.refine(mapped)))
-            if self.num_devices > 16:
+            if self.num_devices > 8:
                 fewer = FINER_ORDERS if self.num_devices <= 64 else 1
                 orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
         self.offer_partitions()
