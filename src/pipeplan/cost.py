@@ -152,12 +152,14 @@ class CostModel:
         k = stage.num_replicas
         if k == 1:
             return 0.0
-        between = ~np.eye(k, dtype=bool)
-        sub = np.ix_(stage.devices, stage.devices)
-        slowest = self.bytes_per_ms_DD[sub][between].min()
+        different = ~np.eye(k, dtype=bool)
+        rates = self._between(self.bytes_per_ms_DD, stage.devices, stage.devices)
+        slowest = rates[different].min()
         if not slowest > 0:
-            raise self._no_path(self.bytes_per_ms_DD[sub], stage.devices, stage.devices)
-        latency_ms = self.latency_ms_DD[sub][between].max()
+            raise self._no_path(rates, stage.devices, stage.devices)
+        latency_ms = self._between(self.latency_ms_DD, stage.devices, stage.devices)[
+            different
+        ].max()
         volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage)
         return float(volume / slowest + 2 * (k - 1) * latency_ms)
 
@@ -190,14 +192,24 @@ class CostModel:
         ]
 
     def _transfer_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
-        sub = np.ix_(sender.devices, receiver.devices)
-        rates = self.bytes_per_ms_DD[sub]
+        if sender.num_replicas == receiver.num_replicas == 1:  # most pipelines; ten times faster
+            u, v = sender.devices[0], receiver.devices[0]
+            rate = float(self.bytes_per_ms_DD[u, v])
+            if rate > 0 and self.bytes_per_ms_DD[v, u] > 0:
+                return float(self.latency_ms_DD[u, v]) + num_bytes / rate
+        rates = self._between(self.bytes_per_ms_DD, sender.devices, receiver.devices)
         # Data flows in one direction, but its gradient or activation needs the way back.
-        back = self.bytes_per_ms_DD[np.ix_(receiver.devices, sender.devices)].T
+        back = self._between(self.bytes_per_ms_DD, receiver.devices, sender.devices).T
         if not (rates.min() > 0 and back.min() > 0):
             raise self._no_path(np.minimum(rates, back), sender.devices, receiver.devices)
+        latency_ms = self._between(self.latency_ms_DD, sender.devices, receiver.devices)
         parts = np.outer(sender.device_shares, receiver.device_shares) * num_bytes
-        return float((self.latency_ms_DD[sub] + parts / rates).max())
+        return float((latency_ms + parts / rates).max())
+
+    @staticmethod
+    def _between(values_DD: Floats, senders: Sequence[int], receivers: Sequence[int]) -> Floats:
+        """The entries from some devices to others; indexing twice is faster than `np.ix_`."""
+        return values_DD[list(senders)][:, list(receivers)]
 
     def _no_path(
         self, rates: Any, senders: Sequence[int], receivers: Sequence[int]

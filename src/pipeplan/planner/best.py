@@ -45,6 +45,8 @@ FINER_ORDERS = 2
 """How many orders of more than 8 devices are planned on with more replica counts."""
 MAX_RELAXED_DEVICES = 128
 """Beyond this the relaxed bound takes longer than planning; the work bound stands."""
+MAX_CLASSES = 24
+"""Devices up to which classes of equal ones are looked for."""
 MAX_SET_STEPS = 8e6
 """Triples of sets times layers up to which planning on sets is worth its time."""
 
@@ -58,7 +60,8 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
     search.offer_simple_plans()
     try:
         search.plan_on_orders()
-        search.improve(search.budget / 4, rounds=1)
+        if search.plans_on_sets:  # what a better time rules out there is worth more than it costs
+            search.improve(search.budget / 4, rounds=1)
         search.prove()
         search.offer_all(starts)
         search.improve(search.budget, rounds=max(1, round(problem.effort)))
@@ -83,6 +86,7 @@ class _Search:
         # orders has to do.
         self.lossless = coarsen(problem.cost, self.num_layers)
         self.coarse = coarsen(problem.cost, 256 if self.num_devices <= 64 else 64)
+        self.classes = device_classes(problem.cost) if self.num_devices <= MAX_CLASSES else None
         self._num_searches = 0
 
     @property
@@ -91,10 +95,17 @@ class _Search:
 
         Grows with the cluster, so that planning stays within the time that people wait.
         """
-        for devices, budget in ((8, 8e6), (16, 15e6), (64, 40e6), (256, 120e6)):
+        for devices, budget in ((8, 6e6), (16, 15e6), (64, 40e6), (256, 120e6)):
             if self.num_devices <= devices:
                 return budget * min(1.0, self.problem.effort)
         return 200e6 * min(1.0, self.problem.effort)
+
+    @property
+    def plans_on_sets(self) -> bool:
+        """Whether the recursion over all sets of devices is worth its time."""
+        if self.classes is None:
+            return False
+        return num_set_triples(self.classes) * len(self.lossless.end_layer) <= MAX_SET_STEPS
 
     @property
     def is_optimal(self) -> bool:
@@ -129,7 +140,7 @@ class _Search:
         if self.num_devices <= 32:
             cascade += [(powers, 4), (_coarse_sizes(self.num_devices), 4), (all_sizes, 8)]
         elif self.num_devices <= 64:
-            cascade += [(_coarse_sizes(self.num_devices), 4)]
+            cascade += [(powers, 2), (_coarse_sizes(self.num_devices), 3)]
         else:
             cascade += [(_coarse_sizes(self.num_devices // 4), 2)]
         orders = self.orders if self.num_devices <= 256 else self.orders[:FINER_ORDERS]
@@ -144,14 +155,15 @@ class _Search:
                     np.array(sizes, dtype=np.int32),
                     capacity,
                     self.incumbent.iteration_ms,
-                    NUM_CANDIDATES if self.num_devices <= 16 else NUM_CANDIDATES // 2,
+                    NUM_CANDIDATES if self.num_devices <= 8 else NUM_CANDIDATES // 2,
                     self.problem.num_threads,
                 )
                 for placed in plans:
                     mapped = [(end, [order[position] for position in at]) for end, at in placed]
                     self.incumbent.offer(placed_stages(self.coarse.refine(mapped)))
             if self.num_devices > 8:
-                fewer = FINER_ORDERS if self.num_devices <= 64 else 1
+                few = len(orders) > FINER_ORDERS and self.num_devices <= 64
+                fewer = FINER_ORDERS if few or self.num_devices <= 32 else 1
                 orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
         self.offer_partitions()
 
@@ -189,14 +201,11 @@ class _Search:
             self.lossless.cost, self.problem.num_microbatches, limit_ms, self.problem.num_threads
         )
         self._raise_bound(relaxed_ms, "relaxed")
-        if self.is_optimal or self.num_devices > 24:
-            return
-        classes = device_classes(self.cost)
-        if num_set_triples(classes) * len(self.lossless.end_layer) > MAX_SET_STEPS:
+        if self.is_optimal or self.classes is None or not self.plans_on_sets:
             return
         exact_ms, plans = _core.plan_on_sets(
             self.lossless.cost.kernel_instance(self.problem.num_microbatches),
-            classes,
+            self.classes,
             16,
             limit_ms,
             3 * NUM_CANDIDATES,

@@ -41,7 +41,8 @@ class CoarseModel:
 def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     """The model with at most `max_layers` layers, each of which holds neighbours."""
     num_layers = len(cost.forward_ms_L)
-    ends = [cut for cut in range(1, num_layers) if cut not in needless_cuts(cost)]
+    needless = needless_cuts(cost)
+    ends = [cut for cut in range(1, num_layers) if cut not in needless]
     ends.append(num_layers)
     if len(ends) > max_layers:
         ends = _merge_cheapest(cost, ends, max_layers)

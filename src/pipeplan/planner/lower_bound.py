@@ -33,7 +33,7 @@ def relaxed_bound_ms(
 ) -> float:
     """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
     num_devices = len(cost.speed_D)
-    capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 2 if num_devices <= 64 else 1
+    capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 1
     buckets = np.array(bucket_sizes(num_devices), dtype=np.int32)
     return _core.relaxed_bound(
         cost.kernel_instance(num_microbatches), buckets, capacity, limit_ms, num_threads
