@@ -80,6 +80,16 @@ def main() -> None:
         f" Planning took {1e3 * statistics.median(seconds):.0f} ms in the median,"
         f" {1e3 * percentile(seconds, 0.95):.0f} ms at the 95th percentile.",
     ]
+    lines += ["", "By cluster, `best`:", "", "| cluster | mean gap % | p95 % | proven optimal % |"]
+    lines.append("|---|---|---|---|")
+    for name in [cluster.name for cluster in CLUSTERS]:
+        values = [row[0] for row in rows if row[2] == name]
+        if values:
+            optimal = sum(value < 100 * OPTIMAL_WITHIN for value in values) / len(values)
+            lines.append(
+                f"| {name} | {statistics.mean(values):.2f} | {percentile(values, 0.95):.2f} |"
+                f" {100 * optimal:.0f} |"
+            )
     print("\n".join(lines))
     for row in sorted(rows, reverse=True)[: arguments.worst]:
         print(row)

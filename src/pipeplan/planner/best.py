@@ -47,8 +47,9 @@ MAX_RELAXED_DEVICES = 128
 """Beyond this the relaxed bound takes longer than planning; the work bound stands."""
 MAX_CLASSES = 24
 """Devices up to which classes of equal ones are looked for."""
-MAX_SET_STEPS = 8e6
-"""Triples of sets times layers up to which planning on sets is worth its time."""
+MAX_SET_TRIPLES, MAX_SET_STEPS = 300_000, 64e6
+"""How many triples of sets, and of these times layers, planning on sets is worth its time for: up
+to nine devices that all differ, or two hosts of eight equal ones."""
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
@@ -105,7 +106,9 @@ class _Search:
         """Whether the recursion over all sets of devices is worth its time."""
         if self.classes is None:
             return False
-        return num_set_triples(self.classes) * len(self.lossless.end_layer) <= MAX_SET_STEPS
+        triples = num_set_triples(self.classes)
+        steps = triples * len(self.lossless.end_layer)
+        return triples <= MAX_SET_TRIPLES and steps <= MAX_SET_STEPS
 
     @property
     def is_optimal(self) -> bool:
