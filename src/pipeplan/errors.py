@@ -8,7 +8,8 @@
     │   ├── ClusterError                 ... in a cluster
     │   ├── PlanFileError                ... in a plan
     │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
-    └── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
+    ├── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
+    └── RuntimeMismatchError, RankFailedError    ... while a plan runs (`pipeplan.runtime.errors`)
 """
 
 __all__ = [

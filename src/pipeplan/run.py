@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeplan.errors import InputError, PipeplanError
+from pipeplan.pipeline import Plan
 
 __all__ = ["main", "run_command"]
 
@@ -30,6 +31,7 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 @click.option("--loss", help="MODULE:FUNCTION; by default loss_fn beside BUILD.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw")
 @click.option("--lr", default=1e-3, show_default=True, help="The learning rate.")
+@click.option("--as-is", is_flag=True, help="Refuse a plan that cannot run instead of replanning.")
 @click.option("--steps", default=10, show_default=True, help="How many batches.")
 @click.option("--checkpoint", type=click.Path(), help="Go on from this folder, and save there.")
 @click.option("--trace", type=click.Path(), help="Write a Chrome trace of the last step.")
@@ -40,6 +42,7 @@ def run_command(
     loss: str | None,
     optimizer: str,
     lr: float,
+    as_is: bool,
     steps: int,
     checkpoint: str | None,
     trace: str | None,
@@ -54,6 +57,8 @@ def run_command(
     from pipeplan.runtime import Pipeline, join_ranks
 
     read = read_plan(plan)
+    if not as_is:
+        read = _runnable(read)
     model = find_function(build)()
     make_batch = find_function(data or _beside(build, "make_batch"))
     loss_fn = find_function(loss or _beside(build, "loss_fn"))
@@ -78,6 +83,22 @@ def run_command(
     finally:
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
+
+
+def _runnable(read: Plan) -> Plan:
+    """The plan, or one for the same inputs whose stages all have a row for each replica."""
+    rows = read.model.microbatch_size
+    if all(stage.num_replicas <= rows for stage in read.stages):
+        return read
+    from pipeplan.planning import plan
+
+    if os.environ.get("RANK") == "0":
+        click.echo(
+            f"pipeplan: a stage has more replicas than a microbatch has rows ({rows}); planning"
+            " anew without such stages (--as-is refuses instead)",
+            err=True,
+        )
+    return plan(read.model, read.cluster, read.microbatches, runnable=True, seed=read.seed)
 
 
 def find_function(path: str) -> Callable[..., Any]:
