@@ -1,7 +1,6 @@
 """What `pipeplan.run` does with a plan that has more replicas than rows."""
 
 from instances import even_model, flat_cluster
-
 from pipeplan.planning import plan
 from pipeplan.run import _runnable
 
