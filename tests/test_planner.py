@@ -15,12 +15,12 @@ from instances import (
     random_model,
 )
 from oracles import bottleneck_ms, cut_weight, least_bottleneck_ms, least_cut_weight, pe_orders
-from pipeplan import _core, zoo
+from pipeplan import _core, schedules, zoo
 from pipeplan.checker import check, replay
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.pipeline import Schedule
+from pipeplan.pipeline import Schedule, Stage
 from pipeplan.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planner.partition import best_partitions
 from pipeplan.planning import plan
@@ -128,6 +128,21 @@ class TestExecutionOrder:
             microbatches = rng.randint(1, 12)
             run = run_pe(costs, microbatches)
             assert run.iteration_ms <= schedule_guarantee_ms(costs, microbatches) + 1e-9, seed
+
+    def test_the_drawing_on_top_of_the_file(self):
+        """Two stages, everything takes one unit."""
+        units = even_model(2, 1, 1)
+        stages = (Stage(layers=range(1), devices=(0,)), Stage(layers=range(1, 2), devices=(1,)))
+        costs = CostModel(units, flat_cluster(2, latency_us=1000.0)).pipeline_costs(stages)
+        run = run_pe(costs, 4)
+        lines = []
+        for codes, starts in zip(run.order_SM2, run.block_start_ms_SM2, strict=True):
+            lane = ["."] * 12
+            for code, start in zip(codes.tolist(), starts.tolist(), strict=True):
+                lane[round(start)] = f"F{code}" if code >= 0 else f"B{-1 - code}"
+            lines.append(lane)
+        drawn = [line.split()[2:] for line in schedules.__doc__.splitlines() if "  stage" in line]
+        assert lines == drawn
 
     def test_equals_its_oracle(self):
         for seed in range(600):

@@ -8,7 +8,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.prediction import predict
-from pipeplan.problem import Planner, Problem
+from pipeplan.problem import MAX_MICROBATCHES, Planner, Problem
 from pipeplan.profile import ModelProfile
 from pipeplan.spelling import nearest
 
@@ -19,8 +19,6 @@ REFERENCE = "data-parallel"
 
 SLOW = "exact"
 """Takes minutes where the others take milliseconds, so it runs only when it is asked for."""
-
-MAX_MICROBATCHES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

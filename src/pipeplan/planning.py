@@ -15,7 +15,7 @@ from pipeplan.planner.best import plan_best
 from pipeplan.planner.exact import plan_exact
 from pipeplan.planner.spp import plan_spp
 from pipeplan.prediction import predict
-from pipeplan.problem import Draft, Planner, Problem
+from pipeplan.problem import MAX_MICROBATCHES, Draft, Planner, Problem
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
 from pipeplan.spelling import nearest
@@ -46,7 +46,6 @@ PLANNERS: dict[str, Planner] = {
     **BASELINES,
 }
 
-MAX_MICROBATCHES = 65_536
 ANY_SCHEDULE = "portfolio"
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 

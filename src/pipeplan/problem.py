@@ -11,7 +11,10 @@ from pipeplan.pipeline import Bound, Stage
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
-__all__ = ["Draft", "Planner", "Problem"]
+__all__ = ["MAX_MICROBATCHES", "Draft", "Planner", "Problem"]
+
+MAX_MICROBATCHES = 65_536
+"""More than anybody runs; a typing mistake beyond it would take all memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

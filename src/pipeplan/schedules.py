@@ -7,8 +7,8 @@ microbatch), so a free stage with i backwards and j forwards begun prefers its n
 i + 4(S-1) - 2n <= j + 2n, and else its next F; it runs whichever of the two is there if
 the other is not. Two stages, all units equal::
 
-    stage 0   F0 F1 F2 F3 B0 .  B1 .  B2 .  B3
-    stage 1   .  .  F0 B0 F1 B1 F2 B2 F3 B3
+    stage 0   F0 F1 F2 F3 .  B0 .  B1 .  B2 .  B3
+    stage 1   .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
 
 References:
     pe: Luo et al. 2022, arXiv:2204.10562, "pipeline execution". Nothing differs.
