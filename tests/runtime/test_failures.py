@@ -1,6 +1,7 @@
 """A rank that dies, hangs or raises ends all ranks, with one line that names it."""
 
 import os
+import random
 import signal
 import time
 
@@ -109,3 +110,69 @@ def test_stopped_rank_is_named_and_killed(tmp_path):
 def test_rank_that_never_comes_back_to_step_is_named(tmp_path):
     line, _ = end_of(tmp_path, "absent")
     assert line.startswith("pipeplan: rank 2 (stage 1 on d2) hangs: outside of step")
+
+
+NUM_STEPS = 12
+
+
+def train_with_checkpoints(rank, folder, options):
+    """Goes on from the last checkpoint, saves every second step, writes each loss down."""
+    torch.manual_seed(0)
+    plan = cut_plan(list("01234"), [0, 1, 3], [1, 2, 1], 2, 4)
+    pipeline = Pipeline(
+        plan,
+        make_mlp(),
+        mlp_loss,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        watchdog=options,
+    )
+    pipeline.load(os.path.join(folder, "checkpoints"))
+    while pipeline.num_steps < NUM_STEPS:
+        generator = torch.Generator().manual_seed(pipeline.num_steps)
+        batch = torch.randn(8, 12, generator=generator), torch.randn(8, 4, generator=generator)
+        loss = pipeline.step(*batch)
+        if rank == 0:
+            with open(os.path.join(folder, "losses"), "a") as file:
+                file.write(f"{pipeline.num_steps} {loss!r}\n")
+        if pipeline.num_steps % 2 == 0:
+            pipeline.save(os.path.join(folder, "checkpoints"))
+        time.sleep(0.02)
+
+
+def losses_of(folder):
+    """The last loss written down for each step; a step after a checkpoint may run twice."""
+    lines = (folder / "losses").read_text().splitlines() if (folder / "losses").exists() else []
+    return {int(line.split()[0]): float(line.split()[1]) for line in lines if " " in line}
+
+
+def run_to_the_end(folder):
+    with Ranks(NUM_RANKS, train_with_checkpoints, str(folder), QUICK) as ranks:
+        assert ranks.wait(60.0) == [0] * NUM_RANKS, [ranks.error(r) for r in range(NUM_RANKS)]
+    return losses_of(folder)
+
+
+@pytest.mark.parametrize("trials", [1, pytest.param(20, marks=pytest.mark.full)])
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, trials):
+    rng = random.Random(trials)
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    expected = run_to_the_end(undisturbed)
+    assert len(expected) == NUM_STEPS
+    for trial in range(trials):
+        folder = tmp_path / f"trial-{trial}"
+        folder.mkdir()
+        victim, said = rng.randrange(NUM_RANKS), folder / "stderr.txt"
+        arguments = (str(folder), QUICK)
+        with Ranks(NUM_RANKS, train_with_checkpoints, *arguments, stderr=str(said)) as ranks:
+            while len(losses_of(folder)) < rng.randint(1, NUM_STEPS - 4):
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.05))
+            os.kill(ranks.pids[victim], signal.SIGKILL)
+            codes = ranks.wait(PATIENT_S)
+        lines = [line for line in said.read_text().splitlines() if line.startswith("pipeplan:")]
+        assert None not in codes, f"trial {trial}: still running: {codes}"
+        assert codes[victim] == -signal.SIGKILL
+        assert len(lines) == 1, lines
+        assert lines[0].startswith(f"pipeplan: rank {victim} "), lines
+        found = run_to_the_end(folder)
+        assert found == pytest.approx(expected, rel=1e-6), f"trial {trial}"
