@@ -161,6 +161,8 @@ class Watchdog:
         elif now - since > self._options.beat_timeout_s:
             alive = "stopped answering" if _is_here(process) else "died or is out of reach"
             self._declare(rank, f"{alive}: no sign of life for {now - since:.0f} s")
+            if _is_here(process):  # it cannot end itself, and this rank may soon be gone
+                _kill_now(process)
 
     def _check_absence(self, limit_s: float) -> None:
         keys = [f"beat/{rank}" for rank in range(len(self._names))]
@@ -215,8 +217,7 @@ class Watchdog:
         deadline = time.monotonic() + GRACE_S
         while _is_here(process) and _is_alive(process):
             if time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process["pid"], signal.SIGKILL)
+                _kill_now(process)
                 return
             time.sleep(0.1)
 
@@ -270,6 +271,11 @@ def _born(pid: int) -> str:
         return "" if Path("/proc/self").exists() else _born_elsewhere(pid)
     state, start_ticks = fields[0], fields[19]
     return "" if state in "ZX" else start_ticks
+
+
+def _kill_now(process: dict[str, Any]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process["pid"], signal.SIGKILL)
 
 
 def _born_elsewhere(pid: int) -> str:
