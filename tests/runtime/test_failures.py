@@ -172,7 +172,7 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, trials):
         lines = [line for line in said.read_text().splitlines() if line.startswith("pipeplan:")]
         assert None not in codes, f"trial {trial}: still running: {codes}"
         assert codes[victim] == -signal.SIGKILL
-        assert len(lines) == 1, lines
+        assert len(lines) == 1, f"trial {trial}, rank {victim}, {codes}: {said.read_text()}"
         assert lines[0].startswith(f"pipeplan: rank {victim} "), lines
         found = run_to_the_end(folder)
         assert found == pytest.approx(expected, rel=1e-6), f"trial {trial}"

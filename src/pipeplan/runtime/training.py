@@ -8,10 +8,11 @@ A step runs this rank's blocks in the plan's order::
 What it computes is ordinary training with the whole batch on one device, to rounding.
 """
 
+import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -480,19 +481,22 @@ class Pipeline:
     def full_state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
         state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        return gather_state(state, self._transport.device)
+        with self._failing_together():
+            return gather_state(state, self._transport.device)
 
     def save(self, directory: str | Path, *, keep: int = 2) -> Path:
         """Write a checkpoint, each stage its part; it appears whole or not at all."""
         from pipeplan.runtime.checkpoints import save_checkpoint
 
-        return save_checkpoint(self, Path(directory), keep)
+        with self._failing_together():
+            return save_checkpoint(self, Path(directory), keep)
 
     def load(self, directory: str | Path) -> bool:
         """Go on from the newest checkpoint there, made by whatever plan; False if there is none."""
         from pipeplan.runtime.checkpoints import load_checkpoint
 
-        return load_checkpoint(self, Path(directory))
+        with self._failing_together():
+            return load_checkpoint(self, Path(directory))
 
     def write_trace(self, path: str | Path) -> None:
         """Write a Chrome trace of the last step; all ranks take part, rank 0 writes."""
@@ -585,6 +589,19 @@ class Pipeline:
     def _fork_devices(self) -> list[int]:
         device = self._transport.device
         return [device.index or 0] if device.type == "cuda" else []
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """What all ranks do outside of a step: an error is most likely another rank's end."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit, RuntimeMismatchError):
+            raise
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            if self._watchdog.failure is None:
+                self._watchdog.await_verdict()
+                self._watchdog.report(error)
+            raise
 
     def _report(self, error: Exception) -> None:
         """Tell the others, unless it is another rank's end that this one stumbles over."""
