@@ -96,10 +96,10 @@ class _Search:
 
         Grows with the cluster, so that planning stays within the time that people wait.
         """
-        for devices, budget in ((8, 6e6), (16, 15e6), (64, 40e6), (256, 120e6)):
+        for devices, budget in ((8, 6e6), (16, 10e6), (64, 25e6), (256, 100e6)):
             if self.num_devices <= devices:
                 return budget * min(1.0, self.problem.effort)
-        return 200e6 * min(1.0, self.problem.effort)
+        return 150e6 * min(1.0, self.problem.effort)
 
     @property
     def plans_on_sets(self) -> bool:
