@@ -143,10 +143,15 @@ class _Search:
         if self.num_devices <= 32:
             cascade += [(powers, 4), (_coarse_sizes(self.num_devices), 4), (all_sizes, 8)]
         elif self.num_devices <= 64:
-            cascade += [(powers, 2), (_coarse_sizes(self.num_devices), 3)]
+            halfway = [
+                size + size // 2 for size in powers[1:] if size + size // 2 < self.num_devices
+            ]
+            cascade += [(powers, 2), (sorted(powers + halfway), 3)]
         else:
             cascade += [(_coarse_sizes(self.num_devices // 4), 2)]
-        orders = self.orders if self.num_devices <= 256 else self.orders[:FINER_ORDERS]
+        # Reversed orders come last; on large clusters they are not worth their time.
+        most = 4 if self.num_devices <= 256 else FINER_ORDERS
+        orders = self.orders if self.num_devices <= 32 else self.orders[:most]
         for sizes, capacity in cascade:
             least_ms = {}
             for order in orders:
