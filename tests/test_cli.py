@@ -389,12 +389,19 @@ def test_a_full_disk_is_one_line():
 def test_control_c_is_one_line(tmp_path):
     fifo = tmp_path / "plan.json"
     os.mkfifo(fifo)
-    child = subprocess.Popen(
-        [*COMMAND, "check", fifo], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    with fifo.open("w"):  # opens once the child reads, so it is inside the command by now
-        time.sleep(0.1)
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=30)
+    with subprocess.Popen(
+        [*COMMAND, "check", fifo],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background may have passed on that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as child:
+        try:
+            with fifo.open("w"):  # opens once the child reads, so it is inside the command by now
+                time.sleep(0.1)
+                child.send_signal(signal.SIGINT)
+                out, err = child.communicate(timeout=30)
+        finally:
+            child.kill()
     assert (child.returncode, out) == (130, b"")
     assert err == b"pipeplan: interrupted\n"
