@@ -12,6 +12,7 @@ with their start and end.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from pipeplan.cluster import Cluster
@@ -115,6 +116,11 @@ class Schedule:
     def num_stages(self) -> int:
         """The number of stages."""
         return len(self.orders)
+
+    def most_in_flight(self, stage: int) -> int:
+        """The most microbatches that the stage has begun forward and not ended backward."""
+        steps = (1 if block.kind is Kind.FORWARD else -1 for block in self.orders[stage])
+        return max(accumulate(steps), default=0)
 
     def __iter__(self) -> Iterator[tuple[Block, ...]]:
         return iter(self.orders)

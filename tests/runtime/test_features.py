@@ -236,9 +236,8 @@ def scene_bf16(rank):
     plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
     with Pipeline(plan, model, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
         losses = [pipeline.step(*batch) for batch in data]
-        assert {kind.dtype for kinds in pipeline._kinds_out.values() for kind in kinds} <= {
-            torch.bfloat16
-        }
+        all_kinds = pipeline._exchange.kinds_out.values()
+        assert {kind.dtype for kinds in all_kinds for kind in kinds} <= {torch.bfloat16}
 
     def alone():
         optimizer = sgd(reference.parameters())

@@ -11,14 +11,13 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan.cost import BYTES_IN_GB, CostModel  # noqa: E402
-from pipeplan.pipeline import Kind  # noqa: E402
 from pipeplan.runtime import Pipeline  # noqa: E402
 from pipeplan.splitting import profile_layers  # noqa: E402
 from runtime.samples import Block, cut_plan, mlp_loss  # noqa: E402
 from runtime.workers import run_ranks  # noqa: E402
 
 MMAP_THRESHOLD, SMALLEST_BYTES = -3, 32_768  # M_MMAP_THRESHOLD of mallopt
-NUM_LAYERS, WIDTH, LENGTH, ROWS, MICROBATCHES = 12, 64, 32, 16, 6
+NUM_LAYERS, MICROBATCHES = 8, 6
 ALLOWANCE = 1.2
 
 
@@ -57,18 +56,26 @@ class LiveBytes(TorchDispatchMode):
         return output
 
 
-def make_model():
+def make_blocks():
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(WIDTH) for _ in range(NUM_LAYERS)))
+    return nn.Sequential(*(Block(64) for _ in range(NUM_LAYERS))), torch.randn(16, 32, 64)
 
 
-def measure(rank, plans):
+def make_mlp(width=128):
+    """Layers that keep hardly more than what crosses a cut."""
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(NUM_LAYERS))
+    return nn.Sequential(*layers), torch.randn(256, width)
+
+
+def measure(rank, make, plans):
     """For each plan, bytes held by this rank and bytes predicted."""
     found = []
     ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, SMALLEST_BYTES)
     for plan in plans:
-        data = torch.randn(ROWS * MICROBATCHES, LENGTH, WIDTH)
-        with Pipeline(plan, make_model(), mlp_loss, torch.optim.AdamW) as pipeline:
+        model, sample = make()
+        data = torch.cat([sample] * MICROBATCHES)
+        with Pipeline(plan, model, mlp_loss, torch.optim.AdamW) as pipeline:
             pipeline.step(data, data)
             state_bytes = sum(
                 tensor.nbytes
@@ -79,36 +86,49 @@ def measure(rank, plans):
             with LiveBytes() as live:
                 pipeline.step(data, data)
             stage = plan.stages[pipeline.stage]
-            in_flight = most = 0
-            for block in plan.schedule[pipeline.stage]:
-                in_flight += 1 if block.kind is Kind.FORWARD else -1
-                most = max(most, in_flight)
+            most = plan.schedule.most_in_flight(pipeline.stage)
             cost = CostModel(plan.model, plan.cluster)
             predicted_gb = cost.memory_gb(stage, most)[pipeline.replica]
             found.append((state_bytes + live.most, predicted_gb * BYTES_IN_GB))
     return found
 
 
-def check(schedules_and_recompute):
+def check(make, schedules_and_recompute, cuts=(0, 2, 4, 6), replicas=(1, 1, 1, 1)):
     names = [str(i) for i in range(NUM_LAYERS)]
-    sample = torch.randn(ROWS, LENGTH, WIDTH)
-    # Profiled in a rank, with the same single thread.
-    profile = run_ranks(1, lambda rank: profile_layers(make_model(), sample))[0]
+
+    def profile_in_rank(rank):
+        """In a rank, with the same single thread."""
+        model, sample = make()
+        return profile_layers(model, sample, loss_fn=mlp_loss, targets=sample)
+
+    profile = run_ranks(1, profile_in_rank)[0]
     plans = []
     for schedule, recompute in schedules_and_recompute:
         options = {"schedule": schedule, "recompute": recompute}
-        plan = cut_plan(names, [0, 4, 8], [1, 2, 1], MICROBATCHES, ROWS, **options)
+        rows = profile.microbatch_size
+        plan = cut_plan(names, cuts, replicas, MICROBATCHES, rows, **options)
         plans.append(replace(plan, model=profile))
-    for rank, found in enumerate(run_ranks(4, measure, plans)):
+    for rank, found in enumerate(run_ranks(4, measure, make, plans)):
         for plan, (held_bytes, predicted_bytes) in zip(plans, found, strict=True):
             ratio = held_bytes / predicted_bytes
             assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {plan.stages}"
 
 
-def test_memory_within_prediction():
-    check([("1f1b", False), ("pe", True)])
+def test_memory_of_transformer_blocks():
+    check(make_blocks, [("1f1b", False), ("pe", True)])
+
+
+def test_memory_of_replicated_stages():
+    check(make_blocks, [("1f1b", False)], cuts=(0, 2, 6), replicas=(1, 2, 1))
+
+
+def test_memory_of_small_layers():
+    check(make_mlp, [("1f1b", False)])
 
 
 @pytest.mark.full
-def test_memory_within_prediction_of_more_schedules():
-    check([(name, again) for name in ("gpipe", "1f1b", "pe") for again in (False, True)])
+def test_memory_of_more_schedules():
+    both = [(name, again) for name in ("gpipe", "1f1b", "pe") for again in (False, True)]
+    check(make_blocks, both)
+    check(make_blocks, both, cuts=(0, 2, 6), replicas=(1, 2, 1))
+    check(make_mlp, [("gpipe", False), ("1f1b", True), ("pe", False)])

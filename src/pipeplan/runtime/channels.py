@@ -5,20 +5,18 @@ is needed next: gloo moves data only once a receive is posted, and each one hold
 tensor arrives from several replicas in slices of one buffer, so nothing is put together.
 """
 
-import queue
-import threading
-from collections import deque
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pipeplan.pipeline import Kind
+from pipeplan.runtime.sends import Sends
 from pipeplan.runtime.transports import Transport
 
-__all__ = ["Inbox", "Outbox", "Reaper", "Run", "TensorKind"]
+__all__ = ["Inbox", "Outbox", "Run", "TensorKind"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +27,11 @@ class TensorKind:
     """Of one row."""
     dtype: torch.dtype
     has_gradient: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +98,7 @@ class Inbox:
 
 
 class Outbox:
-    """What leaves over one channel in one direction during one step.
-
-    A tensor is kept until its sends are done. The oldest are waited for once more than
-    `most_open` microbatches are under way; that cannot deadlock, since their receiver posts all
-    that it needs, and more, in this order. With a `reaper` each goes as soon as it is sent, at the
-    price of a thread's work; that is for stages that keep no outputs for their backward.
-    """
+    """What leaves over one channel in one direction during one step."""
 
     def __init__(
         self,
@@ -109,14 +106,10 @@ class Outbox:
         channel: int,
         kind: Kind,
         runs_of: Sequence[Sequence[Run]],
-        most_open: int,
-        reaper: "Reaper | None" = None,
+        sends: Sends,
     ) -> None:
         self._transport, self._channel, self._kind = transport, channel, kind
-        self._runs_of = runs_of
-        self._most_open = most_open
-        self._reaper = reaper
-        self._open: deque[tuple[int, list[torch.Tensor], list[dist.Work]]] = deque()
+        self._runs_of, self._sends = runs_of, sends
 
     def send(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
         """Start to send each replica on the other side its rows."""
@@ -128,67 +121,15 @@ class Outbox:
             for run in runs:
                 piece = tensor if len(runs) == 1 else tensor[run.start : run.stop]
                 works.append(self._transport.send(piece, run.rank, tag, self._channel, self._kind))
-        if self._reaper is not None:
-            self._reaper.take(kept, works)
-            return
-        self._open.append((microbatch, kept, works))
-        while len(self._open) > self._most_open:
-            self._wait_one()
+        self._sends.take(microbatch, kept, works)
 
-    def finish(self, microbatch: int | None = None) -> None:
-        """Wait for a microbatch that has surely arrived, or for all."""
-        if microbatch is None:
-            while self._open:
-                self._wait_one()
-            if self._reaper is not None:
-                self._reaper.drain()
-            return
-        for entry in self._open:
-            if entry[0] == microbatch:
-                for work in entry[2]:
-                    work.wait()
-                self._open.remove(entry)
-                return
+    def has_arrived(self, microbatch: int) -> None:
+        """Its answer is here, so it is surely sent."""
+        self._sends.has_arrived(microbatch)
 
-    def _wait_one(self) -> None:
-        for work in self._open.popleft()[2]:
-            work.wait()
-
-
-class Reaper:
-    """A thread that waits for sends and lets their tensors go.
-
-    Gloo tells that a send is done only to who waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[list[Any]] = queue.Queue()
-        self._problem: BaseException | None = None
-        threading.Thread(target=self._run, name="pipeplan-reaper", daemon=True).start()
-
-    def take(self, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
-        """Wait for these works, then forget the tensors."""
-        self._queue.put([tensors, works])
-
-    def drain(self) -> None:
-        """Wait until all sends are done."""
-        self._queue.join()
-        if self._problem is not None:
-            raise self._problem
-
-    def close(self) -> None:
-        """End the thread."""
-        self._queue.put([])
-
-    def _run(self) -> None:
-        while entry := self._queue.get():
-            try:
-                for work in entry[1]:
-                    work.wait()
-            except BaseException as problem:
-                self._problem = problem
-            entry.clear()  # also what `entry` itself would keep until the next one comes
-            self._queue.task_done()
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        self._sends.finish()
 
 
 def _tag(microbatch: int, index: int, num_tensors: int, kind: Kind) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.parts import Part
@@ -55,8 +56,11 @@ class _Kept:
     """What the backward of a microbatch needs."""
 
     carried: list[torch.Tensor]
-    outputs: list[torch.Tensor]
+    roots: list[GradientEdge]
+    """Where the backward begins: edges instead of the outputs themselves, which are not needed
+    once they are sent. Empty with recomputation."""
     grad_outputs: list[torch.Tensor] | None
+    """Of the loss, on the last stage."""
     call: Any
     seed: int
 
@@ -109,7 +113,7 @@ class StageRunner:
             return tensors, shape
         output = self._run(carried, call, seed)
         tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
-        self._kept[microbatch] = _Kept(carried, tensors, None, None, seed)
+        self._kept[microbatch] = _Kept(carried, _roots(tensors), None, None, seed)
         return tensors, shape
 
     def forward_last(
@@ -128,25 +132,20 @@ class StageRunner:
         call = (template, inputs, targets, share)
         with torch.set_grad_enabled(not self._recompute):
             loss, stats = self._run_loss(carried, call, seed)
-        outputs = [] if self._recompute else [loss]
+        roots = [] if self._recompute else _roots([loss])
         scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
         self._kept[microbatch] = _Kept(
-            carried, outputs, [scale], call if self._recompute else None, seed
+            carried, roots, [scale], call if self._recompute else None, seed
         )
         return stats
 
     def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of what entered the stage; `grad_outputs` are those of what left it."""
         kept = self._kept.pop(microbatch)
-        outputs = kept.outputs
+        roots = kept.roots
         if self._recompute:
             with self._frozen_statistics():
-                if kept.grad_outputs is not None:
-                    outputs = [self._run_loss(kept.carried, kept.call, kept.seed)[0]]
-                else:
-                    output = self._run(kept.carried, kept.call, kept.seed)
-                    outputs, _ = take_tensors(output, f"layers {self._part.layers_text}")
-        roots = [tensor for tensor in outputs if tensor.requires_grad]
+                roots = self._forward_again(kept)
         if roots:
             torch.autograd.backward(roots, kept.grad_outputs or grad_outputs)
         gradients = []
@@ -159,6 +158,12 @@ class StageRunner:
     def forget(self) -> None:
         """Drop what an interrupted step has kept."""
         self._kept.clear()
+
+    def _forward_again(self, kept: _Kept) -> list[GradientEdge]:
+        if kept.grad_outputs is not None:
+            return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
+        output = self._run(kept.carried, kept.call, kept.seed)
+        return _roots(take_tensors(output, f"layers {self._part.layers_text}")[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         template, (args, kwargs) = call[:2]
@@ -228,3 +233,7 @@ class StageRunner:
         for buffers in saved:
             for buffer, value in buffers:
                 buffer.data.copy_(value)
+
+
+def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
+    return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]

@@ -1,6 +1,6 @@
 """Parameters at the start and at the end: filled, made equal on all holders, gathered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,60 @@ from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.gradients import Reduction
 from pipeplan.splitting.parts import Stand
 
-__all__ = ["gather_state", "materialise", "share_initial_values"]
+__all__ = [
+    "find_reductions",
+    "first_names",
+    "gather_state",
+    "make_tie_groups",
+    "materialise",
+    "share_initial_values",
+]
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter the first name of the same tensor."""
+    first_of: dict[int, str] = {}
+    return {
+        name: first_of.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def make_tie_groups(
+    held_by: Mapping[str, set[int]], stage_ranks: Sequence[Sequence[int]]
+) -> dict[frozenset[int], Any]:
+    """A group of ranks for each set of stages that share a parameter; all ranks have to call it."""
+    sets = sorted({tuple(sorted(stages)) for stages in held_by.values() if len(stages) > 1})
+    return {
+        frozenset(stages): dist.new_group(
+            sorted(rank for stage in stages for rank in stage_ranks[stage])
+        )
+        for stages in sets
+    }
+
+
+def find_reductions(
+    named: Mapping[str, nn.Parameter],
+    held_by: Mapping[str, set[int]],
+    first_name_of: Mapping[str, str],
+    stage_group: Any,
+    tie_groups: Mapping[frozenset[int], Any],
+) -> list[Reduction]:
+    """Over which ranks the gradients of one rank's parameters are summed.
+
+    `stage_group` are the stage's replicas, None if it has but one.
+    """
+    reductions = []
+    own = [parameter for name, parameter in named.items() if len(held_by[name]) == 1]
+    if stage_group is not None and own:
+        reductions.append(Reduction(parameters=own, group=stage_group))
+    tied = [(frozenset(held_by[n]), n, p) for n, p in named.items() if len(held_by[n]) > 1]
+    for stages in sorted({stages for stages, _, _ in tied}, key=sorted):
+        # Stages know a shared tensor by different names: its first name orders them alike.
+        shared = {first_name_of[n]: p for s, n, p in tied if s == stages}
+        ordered = [shared[first_name] for first_name in sorted(shared)]
+        reductions.append(Reduction(parameters=ordered, group=tie_groups[stages]))
+    return reductions
 
 
 def materialise(

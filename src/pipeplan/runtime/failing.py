@@ -1,0 +1,54 @@
+"""How an error of one rank becomes the end of all, with one message.
+
+An error may be this rank's own, or only what it stumbles over when another one is gone. In the
+second case it waits for the watchdog, which knows better and ends this process.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.runtime.watchdog import Watchdog
+
+__all__ = ["failing_alone", "failing_together", "report_failure"]
+
+CONNECTION_WORDS = ("gloo", "connection", "nccl", "socket", "broken pipe")
+
+
+@contextmanager
+def failing_alone(watchdog: Watchdog) -> Iterator[None]:
+    """What a rank does in a step: an error is its own, unless it is of a connection."""
+    try:
+        yield
+    except Exception as error:
+        report_failure(watchdog, error)
+        raise
+
+
+@contextmanager
+def failing_together(watchdog: Watchdog) -> Iterator[None]:
+    """What all ranks do outside of a step: an error is most likely another rank's end."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, RuntimeMismatchError):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        if watchdog.failure is None:
+            watchdog.await_verdict()
+            watchdog.report(error)
+        raise
+
+
+def report_failure(watchdog: Watchdog, error: Exception) -> None:
+    """Tell the others, unless it is another rank's end that this one stumbles over."""
+    if watchdog.failure is None:
+        if _is_of_connection(error):
+            watchdog.await_verdict()
+        watchdog.report(error)
+
+
+def _is_of_connection(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | OSError) and any(
+        word in text for word in CONNECTION_WORDS
+    )
