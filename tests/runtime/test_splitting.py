@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 
 from pipeplan.runtime.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.splitting import cut, holders, lay_out, profile_layers  # noqa: E402
+from pipeplan.splitting.layout import LayoutKind  # noqa: E402
 from runtime.samples import Block, TinyLanguageModel, make_mlp  # noqa: E402
 
 NAMES = ("before", "blocks.0", "blocks.1", "blocks.2", "behind")
@@ -28,16 +29,54 @@ def test_surroundings_may_be_left_out(names):
     assert layout.atoms_in(range(len(names))) == range(5)
 
 
+ALL_NAMES = ("embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head")
+
+
+def run_parts(model, layout, stages, tokens):
+    """What comes out of the model's parts, one after another."""
+    value = None
+    for layers in stages:
+        value = cut(copy.deepcopy(model), layout, layers)(value, (tokens,), {})
+    return value
+
+
 def test_named_modules_are_a_chain():
     model = TinyLanguageModel()
-    names = ["embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
-    layout = lay_out(model, names)
+    stages = (range(2), range(2, 5), range(5, 6))
+    layout = lay_out(model, ALL_NAMES, [layers.start for layers in stages])
+    assert layout.kind is LayoutKind.NAMED
     tokens = torch.randint(17, (2, 5))
-    expected = model(tokens)
-    value = None
-    for layers in (range(2), range(2, 4), range(4, 6)):
-        value = cut(copy.deepcopy(model), layout, layers)(value, (tokens,), {})
-    assert torch.equal(value, expected)
+    assert torch.equal(run_parts(model, layout, stages, tokens), model(tokens))
+
+
+class Doubling(TinyLanguageModel):
+    """Does something between its layers, so they are no chain."""
+
+    def forward(self, tokens):
+        x = 2 * self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(3 * self.norm(x))
+
+
+@pytest.mark.parametrize("names", [ALL_NAMES, ALL_NAMES[:-1], ALL_NAMES[1:], ALL_NAMES[:-2]])
+def test_modules_around_a_list_may_be_named(names):
+    model = Doubling()
+    count = len(names)
+    stages = (range(2), range(2, 3), range(3, count))
+    layout = lay_out(model, names, [layers.start for layers in stages])
+    assert layout.names == names
+    assert layout.kind is LayoutKind.LAYER_LIST
+    tokens = torch.randint(17, (2, 5))
+    assert torch.equal(run_parts(model, layout, stages, tokens), model(tokens))
+
+
+def test_what_is_no_chain_says_so():
+    names = ["blocks.0", "embed", "blocks.1", "blocks.2", "norm", "head"]
+    layout = lay_out(TinyLanguageModel(), names)
+    with pytest.raises(RuntimeError) as caught:
+        run_parts(TinyLanguageModel(), layout, [range(6)], torch.randint(17, (2, 5)))
+    assert "layers named one by one are a chain" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("cuts", [(0, 1, 5), (0, 2, 3, 5), (0, 4, 5), (0, 1, 2, 3, 4, 5)])

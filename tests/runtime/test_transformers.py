@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from pipeplan.runtime import Pipeline  # noqa: E402
-from pipeplan.splitting import lay_out  # noqa: E402
+from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
@@ -123,3 +123,29 @@ def test_gpt2_llama_and_bert_in_two_and_four_stages():
 def test_more_cuts_and_steps():
     plans = [([0, 2], [1, 3]), ([0, 2, 4], [1, 2, 1]), ([0, 2, 3, 4], [1, 1, 1, 1])]
     run_ranks(4, train, list(MAKERS), plans, 20, timeout_s=400)
+
+
+OWN_NAMES = {
+    "gpt2": ("transformer.wte", "transformer.wpe", "transformer.h", "transformer.ln_f", "lm_head"),
+    "llama": ("model.embed_tokens", "model.layers", "model.norm", "lm_head"),
+    "bert": ("bert.embeddings", "bert.encoder.layer", "cls"),
+}
+"""Modules as each model calls them, its list of four layers among them."""
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_layers_by_the_models_own_names(kind):
+    torch.manual_seed(0)
+    model = MAKERS[kind]().eval()
+    names = []
+    for name in OWN_NAMES[kind]:
+        is_list = isinstance(model.get_submodule(name), nn.ModuleList)
+        names += [f"{name}.{index}" for index in range(4)] if is_list else [name]
+    first = names.index(next(name for name in names if name.endswith(".1")))
+    stages = [range(first), range(first, first + 2), range(first + 2, len(names))]
+    layout = lay_out(model, names, [layers.start for layers in stages])
+    batch, _ = make_data(1)[0]
+    value = None
+    for layers in stages:
+        value = cut(copy.deepcopy(model), layout, layers)(value, (), batch)
+    assert torch.equal(value.logits, model(**batch).logits)

@@ -133,7 +133,8 @@ class Pipeline:
             raise RuntimeMismatchError(
                 f"layers: {len(layers)} names for the plan's {len(names)} layers; give one each"
             )
-        layout = lay_out(model, layers if layers is not None else names)
+        cuts = [stage.layers.start for stage in plan.stages]
+        layout = lay_out(model, layers if layers is not None else names, cuts)
         held_by = holders(model, layout, [stage.layers for stage in plan.stages])
         self.first_name_of = first_names(model)
         """The name by which the whole model knows each parameter first; tied ones have several."""

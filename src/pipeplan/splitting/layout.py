@@ -8,11 +8,13 @@ Three kinds of model::
     named modules        embed, blocks.0, ..., head       called one after another, tuples spread
 
 A profile may leave out `before` and `behind`: they then belong to the first and the last layer of
-the list. The layer list is the `nn.ModuleList` or `nn.Sequential` with the most parameters,
-which in transformers is the stack of blocks.
+the list. It may also name the modules that stand there, such as `model.embed_tokens` and `lm_head`;
+several of one side run together, and a cut between them makes all layers a chain. The layer list is
+the `nn.ModuleList` or `nn.Sequential` with the most parameters, which in transformers is the stack
+of blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,7 +23,7 @@ from torch import nn
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.spelling import nearest
 
-__all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "lay_out"]
+__all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "find_sides", "lay_out"]
 
 BEFORE = "before"
 """Everything that runs in front of the layer list: embeddings, masks."""
@@ -64,8 +66,12 @@ class Layout:
         return range(self.atoms_of[layers[0]].start, self.atoms_of[layers[-1]].stop)
 
 
-def lay_out(model: nn.Module, names: Sequence[str] | None = None) -> Layout:
+def lay_out(
+    model: nn.Module, names: Sequence[str] | None = None, cuts: Collection[int] = ()
+) -> Layout:
     """The layers of `model`; with `names`, those of a profile, found among its modules.
+
+    `cuts` are the layers that stages begin with, where these are known.
 
     Raises:
         RuntimeMismatchError: the names are not those of layers of this model.
@@ -80,8 +86,9 @@ def lay_out(model: nn.Module, names: Sequence[str] | None = None) -> Layout:
         if found:
             candidates.append(_layer_list(model))
     for layout in candidates:
-        matched = _match(layout, tuple(names))
-        if matched is not None:
+        matched = _match(model, layout, tuple(names))
+        # A layer without parts of its own runs with its neighbour: no stage can begin with it.
+        if matched is not None and all(matched.atoms_of[cut] for cut in cuts):
             return matched
     return _named(model, tuple(names), candidates)
 
@@ -124,19 +131,33 @@ def _find_list(model: nn.Module) -> str:
     return max(sizes, key=lambda name: sizes[name]) if sizes else ""
 
 
-def _match(layout: Layout, names: tuple[str, ...]) -> Layout | None:
-    """The layout under these names: all of its own, or without `before` and `behind`."""
+def _match(model: nn.Module, layout: Layout, names: tuple[str, ...]) -> Layout | None:
+    """The layout under these names, if they are names of it.
+
+    Each side of a layer list goes to the first layer that is named there, or else to the list's
+    layer next to it. Further layers of a side get nothing: what stands there need not be a chain.
+    """
     if names == layout.names:
         return layout
-    if layout.kind is not LayoutKind.LAYER_LIST:
+    inside = layout.atoms[1:-1]
+    if layout.kind is not LayoutKind.LAYER_LIST or inside[0] not in names:
         return None
-    first = 0 if names[:1] == (BEFORE,) else 1
-    last = len(layout.atoms) - (0 if names[-1:] == (BEHIND,) else 1)
-    if names != layout.names[first:last] or len(names) < FEWEST_LAYERS:
+    first = names.index(inside[0])
+    last = first + len(inside)
+    sides = {BEFORE: BEFORE, BEHIND: BEHIND, **find_sides(model, layout.list_name)}
+    agrees = (
+        names[first:last] == inside
+        and all(_side_of(name, sides) == BEFORE for name in names[:first])
+        and all(_side_of(name, sides) == BEHIND for name in names[last:])
+    )
+    if not agrees:
         return None
-    ranges = list(layout.atoms_of[first:last])
+    end = len(layout.atoms)
+    ranges = [range(1, 1)] * first + list(layout.atoms_of[1:-1])
+    ranges += [range(end, end)] * (len(names) - last)
     ranges[0] = range(ranges[0].stop)
-    ranges[-1] = range(ranges[-1].start, len(layout.atoms))
+    holder = min(last, len(names) - 1)
+    ranges[holder] = range(min(ranges[holder].start, end - 1), end)
     return Layout(
         kind=layout.kind,
         names=names,
@@ -144,6 +165,32 @@ def _match(layout: Layout, names: tuple[str, ...]) -> Layout | None:
         atoms_of=tuple(ranges),
         list_name=layout.list_name,
     )
+
+
+def find_sides(model: nn.Module, list_name: str) -> dict[str, str]:
+    """For each module beside the way to the layer list, whether it stands before or behind.
+
+    Models register their modules in the order of use; running a part notices where one does not.
+    """
+    sides = {}
+    path = list_name.split(".")
+    for depth, on_the_way in enumerate(path):
+        prefix = "".join(f"{name}." for name in path[:depth])
+        side = BEFORE
+        for name, _ in model.get_submodule(prefix[:-1]).named_children():
+            if name == on_the_way:
+                side = BEHIND
+            else:
+                sides[prefix + name] = side
+    return sides
+
+
+def _side_of(name: str, sides: dict[str, str]) -> str:
+    """Where a module stands, itself or as a part of another; empty if it is in neither place."""
+    for outer, side in sides.items():
+        if name == outer or name.startswith(f"{outer}."):
+            return side
+    return ""
 
 
 def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -> Layout:

@@ -21,10 +21,17 @@ import torch
 from torch import nn
 
 from pipeplan.runtime.errors import RuntimeMismatchError
-from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind
+from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, take_tensors
 
 __all__ = ["Part", "Stand", "cut", "holders"]
+
+
+CHAIN_NOTE = (
+    "pipeplan: layers named one by one are a chain, each called with what the one before returns"
+    " and with inputs of its arguments' names; a model that does more between its layers is cut"
+    f" inside its layer list only: name {BEFORE!r}, the list's layers and {BEHIND!r}"
+)
 
 
 def holders(model: nn.Module, layout: Layout, stages: Sequence[range]) -> dict[str, set[int]]:
@@ -77,24 +84,6 @@ class Part:
         raise NotImplementedError
 
 
-def _sides(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """For each module beside the way to the layer list, whether it stands before or behind.
-
-    Models register their modules in the order of use; `_Absent` notices where one does not.
-    """
-    sides = {}
-    path = layout.list_name.split(".")
-    for depth, on_the_way in enumerate(path):
-        prefix = "".join(f"{name}." for name in path[:depth])
-        side = BEFORE
-        for name, _ in model.get_submodule(prefix[:-1]).named_children():
-            if name == on_the_way:
-                side = BEHIND
-            else:
-                sides[prefix + name] = side
-    return sides
-
-
 def _is_held(model: nn.Module, layout: Layout, atoms: range, parameter_name: str) -> bool:
     for atom in atoms:
         if parameter_name.startswith(f"{layout.atoms[atom]}."):
@@ -103,7 +92,7 @@ def _is_held(model: nn.Module, layout: Layout, atoms: range, parameter_name: str
         return False
     if parameter_name.startswith(f"{layout.list_name}."):
         return False
-    for name, side in _sides(model, layout).items():
+    for name, side in find_sides(model, layout.list_name).items():
         if parameter_name.startswith(f"{name}."):
             return (0 if side == BEFORE else len(layout.atoms) - 1) in atoms
     return True  # a parameter of the model itself, in nobody's keeping: all stages hold it
@@ -135,7 +124,12 @@ class _ChainPart(Part):
             if taken and not (index == 0 and self.is_first):
                 for name in names[: len(args)]:
                     taken.pop(name, None)
-            carried = module(*args, **taken)
+            try:
+                carried = module(*args, **taken)
+            except Exception as error:
+                if self._spread:
+                    error.add_note(CHAIN_NOTE)
+                raise
         return carried
 
 
@@ -151,7 +145,7 @@ class _ListPart(Part):
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # a cache is for generation only
         holds_before, holds_behind = 0 in atoms, len(layout.atoms) - 1 in atoms
-        for name, side in _sides(model, layout).items():
+        for name, side in find_sides(model, layout.list_name).items():
             module = model.get_submodule(name)
             if next(module.parameters(), None) is None and not isinstance(module, nn.Dropout):
                 continue

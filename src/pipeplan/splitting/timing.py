@@ -58,7 +58,7 @@ def profile_layers(
         name: the profile's name; by default the model's class.
         repeats: the median of so many runs counts.
     """
-    layout = lay_out(model, layers)
+    layout = lay_out(model, layers, range(len(layers)) if layers is not None else ())
     args, kwargs = (), batch
     if not isinstance(batch, dict):
         args, kwargs = (batch if isinstance(batch, tuple) else (batch,)), {}
