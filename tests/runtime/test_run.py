@@ -1,5 +1,6 @@
 """`python -m pipeplan.run` and the examples, started as people start them."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -53,6 +54,24 @@ def run_arguments(tmp_path):
     return arguments, options
 
 
+def check_trace(events, num_devices, num_microbatches):
+    """Every device has all its blocks, predicted and as they ran; no two of a track overlap."""
+    tracks = {}
+    for event in events:
+        if event["ph"] == "X":
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    for device in range(num_devices):
+        for track in (0, 1):
+            names = [event["name"] for event in tracks[device, track]]
+            blocks = {f"{kind}{m}" for kind in "FB" for m in range(num_microbatches)}
+            assert blocks <= set(names), f"device {device}, track {track}: {names}"
+    for track in tracks.values():
+        track.sort(key=lambda event: event["ts"])
+        for event, following in itertools.pairwise(track):
+            assert event["ts"] + event["dur"] <= following["ts"] + 0.002
+    assert min(event["ts"] for event in itertools.chain(*tracks.values())) >= 0
+
+
 def test_run_trains_and_writes_a_trace(tmp_path):
     arguments, options = run_arguments(tmp_path)
     done = torchrun(2, *arguments, "--steps", "3", *options, cwd=EXAMPLES)
@@ -61,8 +80,7 @@ def test_run_trains_and_writes_a_trace(tmp_path):
     assert [line.split()[:2] for line in lines] == [["step", str(i)] for i in (1, 2, 3)]
     assert "(predicted" in lines[0]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {"0F0", "0B3"} <= {event["name"] for event in events}
-    assert {event["tid"] for event in events} == {0, 1}
+    check_trace(events, num_devices=2, num_microbatches=4)
 
 
 @pytest.mark.full

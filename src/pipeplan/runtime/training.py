@@ -39,7 +39,15 @@ from pipeplan.runtime.parameters import (
 )
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.runtime.tracing import Event, RankTrace, write_trace
+from pipeplan.runtime.tracing import (
+    ALL_REDUCE,
+    CATEGORIES,
+    WAIT,
+    Event,
+    RankTrace,
+    block_name,
+    write_trace,
+)
 from pipeplan.runtime.transports import make_transport
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.watchdog import Watchdog, WatchdogOptions
@@ -174,7 +182,7 @@ class Pipeline:
         self._geometries: dict[int, Geometry] = {}
         self._events: list[Event] = []
         dist.barrier()
-        self._zero_s = time.perf_counter()
+        self._zero_s = self._start_s = time.perf_counter()
         self._watchdog = Watchdog(
             watchdog_store, self.rank, self._rank_names(), watchdog or WatchdogOptions()
         )
@@ -197,7 +205,7 @@ class Pipeline:
             self._watchdog.enter("outside")
 
     def _step(self, batch: Any, targets: Any) -> float:
-        start_s = time.perf_counter()
+        self._start_s = time.perf_counter()
         self._watchdog.enter("waiting", "for the start of the step")
         rows, key = self._agreement.settle(batch, targets, self._require_inputs)
         self._events = []
@@ -220,14 +228,14 @@ class Pipeline:
             reduce_s = time.perf_counter()
             self._watchdog.enter("waiting", "for the gradients' all-reduce")
             self._reducer.finish()
-            self._events.append(Event("reduce", "reduce", reduce_s, time.perf_counter()))
+            self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
         self._watchdog.enter("waiting", "for the loss")
         self._updater.update(stats)
         numbers = stats.tolist()
         self._transport.synchronize()
         self.num_steps += 1
         self.metrics = dict(zip(self._metric_names, numbers[1:], strict=True))
-        self.iteration_ms = (time.perf_counter() - start_s) * 1e3
+        self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
         return float(numbers[0])
 
     def _run_blocks(self, step: _Step) -> None:
@@ -251,8 +259,8 @@ class Pipeline:
                 exchange.send_gradients(block.microbatch, gradients)
                 del gradients
             del arrived  # what is done with must not wait for the next block to be let go
-            self._events.append(Event(str(block), "wait", wait_s, run_s))
-            self._events.append(Event(str(block), str(block.kind), run_s, clock()))
+            self._events.append(Event(block_name(block), WAIT, wait_s, run_s))
+            self._events.append(Event(block_name(block), CATEGORIES[block.kind], run_s, clock()))
         enter("waiting", "for sends to be taken")
         exchange.finish()
 
@@ -323,17 +331,22 @@ class Pipeline:
             return load_checkpoint(self, Path(directory))
 
     def write_trace(self, path: str | Path) -> None:
-        """Write a Chrome trace of the last step; all ranks take part, rank 0 writes."""
+        """Write a Chrome trace of the last step beside the predicted one.
+
+        All ranks take part, rank 0 writes.
+        """
         trace = RankTrace(
             rank=self.rank,
-            lane=f"rank {self.rank}: {self._rank_names()[self.rank]}",
+            stage=self.stage,
+            replica=self.replica,
             zero_s=self._zero_s,
+            start_s=self._start_s,
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
-            write_trace(everyone, path)
+            write_trace(self.plan, everyone, path)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
