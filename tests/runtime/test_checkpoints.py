@@ -1,13 +1,16 @@
 """A run that goes on under another plan is the run that was never interrupted."""
 
+import contextlib
 import copy
+import shutil
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
-from pipeplan.runtime.checkpoints import newest_checkpoint  # noqa: E402
+from pipeplan.runtime.checkpoints import newest_checkpoint, put_in_place  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
@@ -81,6 +84,30 @@ def resume(rank, folder):
 
 def test_resume_under_another_plan(tmp_path):
     run_ranks(NUM_RANKS, resume, tmp_path)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_replacing_a_checkpoint_never_loses_both(tmp_path, monkeypatch, fails_at):
+    """Whichever rename or removal is the last one that happens, one of the two can be loaded."""
+    final, partial = tmp_path / "step-00000004", tmp_path / ".step-00000004.partial"
+    for folder, text in ((final, "old"), (partial, "new")):
+        folder.mkdir()
+        (folder / "which").write_text(text)
+    steps = iter(range(1, 10))
+
+    def interrupted(original):
+        def run(*args, **kwargs):
+            if next(steps) == fails_at:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(Path, "rename", interrupted(Path.rename))
+    monkeypatch.setattr(shutil, "rmtree", interrupted(shutil.rmtree))
+    with contextlib.suppress(KeyboardInterrupt):
+        put_in_place(partial, final)
+    assert (newest_checkpoint(tmp_path) / "which").read_text() in ("old", "new")
 
 
 def test_unfinished_checkpoint_is_not_seen(tmp_path):

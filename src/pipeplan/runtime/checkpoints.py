@@ -1,9 +1,12 @@
 """Checkpoints that each stage writes its part of, and that any other plan can go on from.
 
 A checkpoint is a folder `step-00000012`: torch's distributed checkpoint with every tensor under
-its name in the whole model, and `pipeplan.json` with the rest. It is written under another name
-and renamed when all ranks are done, so a folder of that name is complete. All ranks need to see
-the same folder.
+its name in the whole model, and `pipeplan.json` with the rest. All ranks need to see the same
+folder. It is written under another name and renamed when all ranks are done::
+
+    .step-00000012.partial     being written; no reader looks at it
+    step-00000012              complete
+    .step-00000012.replaced    an older one of the same step, until the new one has its name
 """
 
 import json
@@ -20,23 +23,26 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.syntax import write_atomically
 
 if TYPE_CHECKING:
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["load_checkpoint", "newest_checkpoint", "save_checkpoint"]
+__all__ = ["load_checkpoint", "newest_checkpoint", "put_in_place", "save_checkpoint"]
 
 FORMAT = "pipeplan.checkpoint/1"
 NAME = re.compile(r"step-(\d{8,})")
+PARTIAL, REPLACED = ".partial", ".replaced"
 
 
 def save_checkpoint(pipeline: "Pipeline", directory: Path, keep: int) -> Path:
     """Write the pipeline's state; older checkpoints beyond the newest `keep` are removed."""
     final = directory / f"step-{pipeline.num_steps:08d}"
-    partial = directory / f".{final.name}.partial"
+    partial = _beside(final, PARTIAL)
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        for unfinished in directory.glob(f".step-*{PARTIAL}"):
+            shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier()
     tensors, settings = _collect(pipeline)
     with warnings.catch_warnings():
@@ -52,13 +58,22 @@ def save_checkpoint(pipeline: "Pipeline", directory: Path, keep: int) -> Path:
             "loss_scale": pipeline.loss_scale,
             "settings": merged,
         }
-        (partial / "pipeplan.json").write_text(json.dumps(document))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        write_atomically(partial / "pipeplan.json", json.dumps(document).encode())
+        put_in_place(partial, final)
         for old in _complete(directory)[:-keep] if keep > 0 else []:
             shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
     return final
+
+
+def put_in_place(partial: Path, final: Path) -> None:
+    """Give a finished checkpoint its name; at every moment it or the one before is there."""
+    replaced = _beside(final, REPLACED)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    partial.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def newest_checkpoint(directory: Path) -> Path | None:
@@ -102,8 +117,14 @@ def load_checkpoint(pipeline: "Pipeline", directory: Path) -> bool:
 def _complete(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+    found = {path.name: path for path in directory.iterdir() if NAME.fullmatch(path.name)}
+    for path in directory.glob(f".step-*{REPLACED}"):
+        found.setdefault(path.name[1:].removesuffix(REPLACED), path)
+    return [found[name] for name in sorted(found, key=lambda name: int(name.partition("-")[2]))]
+
+
+def _beside(final: Path, ending: str) -> Path:
+    return final.with_name(f".{final.name}{ending}")
 
 
 def _collect(pipeline: "Pipeline") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
