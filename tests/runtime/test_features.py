@@ -190,6 +190,36 @@ def scene_batch_norm(rank):
         assert torch.allclose(state["0.weight"], reference[0].weight, rtol=1e-4, atol=1e-6)
 
 
+def make_normed_and_dropping():
+    return nn.Sequential(*make_normed()[:3], nn.Sequential(nn.Dropout(), nn.Linear(6, 4)))
+
+
+def scene_evaluation(rank):
+    """An evaluation is the model's own in eval mode, and leaves training as it was."""
+    data = [(torch.randn(8, 5), torch.randn(8, 4)) for _ in range(2)]
+    plan = cut_plan(["0", "1", "2", "3"], [0, 1, 3], [1, 2, 1], 2, 4, schedule="pe")
+    metrics = {"size": lambda output, targets: output.abs().mean()}
+    runs = []
+    for evaluates in (False, True):
+        model = make_normed_and_dropping()
+        with Pipeline(plan, model, mlp_loss, sgd, metrics=metrics) as pipeline:
+            losses = [pipeline.step(*data[0])]
+            if evaluates:
+                loss, size = pipeline.evaluate(*data[1]), pipeline.metrics["size"]
+                state = pipeline.full_state_dict()
+                pipeline.evaluate(data[1][0][:5], data[1][1][:5])
+            losses.append(pipeline.step(*data[1]))
+            assert pipeline.model is None or all(m.training for m in pipeline.model.modules())
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    if rank == 0:
+        reference = make_normed_and_dropping().eval()
+        reference.load_state_dict(state)
+        output = reference(data[1][0])
+        assert loss == pytest.approx(mlp_loss(output, data[1][1]).item(), rel=1e-5)
+        assert size == pytest.approx(output.abs().mean().item(), rel=1e-5)
+
+
 def make_dropping():
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 64), nn.Dropout(0.5))

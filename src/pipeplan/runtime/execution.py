@@ -7,7 +7,7 @@ and microbatches drop different elements.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +82,27 @@ class StageRunner:
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
         self._kept: dict[int, _Kept] = {}
+        self._evaluates = False
         self._clones_inputs = False
         self._statistics = [
             module
             for module in part.model.modules()
             if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
         ]
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Forwards inside keep nothing, and layers behave as in evaluation."""
+        modes = [(module, module.training) for module in self._part.model.modules()]
+        self._part.model.eval()
+        self._evaluates = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._evaluates = False
+            for module, training in modes:
+                module.training = training
 
     def forward(
         self,
@@ -105,15 +120,13 @@ class StageRunner:
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
-        if self._recompute:
-            with torch.set_grad_enabled(learn):
-                output = self._run(carried, call, seed)
-            tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
-            self._kept[microbatch] = _Kept(carried, [], None, call, seed)
-            return tensors, shape
-        output = self._run(carried, call, seed)
+        with torch.set_grad_enabled(not self._evaluates and (learn or not self._recompute)):
+            output = self._run(carried, call, seed)
         tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
-        self._kept[microbatch] = _Kept(carried, _roots(tensors), None, None, seed)
+        if self._recompute:
+            self._keep(microbatch, _Kept(carried, [], None, call, seed))
+        else:
+            self._keep(microbatch, _Kept(carried, _roots(tensors), None, None, seed))
         return tensors, shape
 
     def forward_last(
@@ -130,13 +143,12 @@ class StageRunner:
         """The loss and the metrics of these rows, each times their share of the batch's weight."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
-        with torch.set_grad_enabled(not self._recompute):
+        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
             loss, stats = self._run_loss(carried, call, seed)
         roots = [] if self._recompute else _roots([loss])
         scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
-        self._kept[microbatch] = _Kept(
-            carried, roots, [scale], call if self._recompute else None, seed
-        )
+        again = call if self._recompute else None
+        self._keep(microbatch, _Kept(carried, roots, [scale], again, seed))
         return stats
 
     def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -158,6 +170,10 @@ class StageRunner:
     def forget(self) -> None:
         """Drop what an interrupted step has kept."""
         self._kept.clear()
+
+    def _keep(self, microbatch: int, kept: _Kept) -> None:
+        if not self._evaluates:
+            self._kept[microbatch] = kept
 
     def _forward_again(self, kept: _Kept) -> list[GradientEdge]:
         if kept.grad_outputs is not None:

@@ -18,6 +18,7 @@ __all__ = [
     "make_tie_groups",
     "materialise",
     "share_initial_values",
+    "share_statistics",
 ]
 
 
@@ -106,6 +107,14 @@ def share_initial_values(
             first = min(dist.get_process_group_ranks(reduction.group))
             for parameter in reduction.parameters:
                 _broadcast(parameter, first, reduction.group)
+
+
+def share_statistics(model: nn.Module, group: Any, ranks: Sequence[int]) -> None:
+    """All replicas take over the running means of the first, which are the model's."""
+    if len(ranks) > 1:
+        with torch.no_grad():
+            for buffer in model.buffers():
+                _broadcast(buffer, ranks[0], group)
 
 
 def _broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
-from pipeplan.pipeline import Kind, Plan
+from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.agreement import BatchAgreement, Gave
 from pipeplan.runtime.batches import as_call, select_rows
 from pipeplan.runtime.errors import RuntimeMismatchError
@@ -36,6 +36,7 @@ from pipeplan.runtime.parameters import (
     make_tie_groups,
     materialise,
     share_initial_values,
+    share_statistics,
 )
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.scaling import LossScaler
@@ -62,8 +63,10 @@ OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 class _Step:
     """What one step needs on one rank."""
 
-    geometry: Geometry
-    exchange: StepExchange
+    rows: tuple[tuple[int, ...], ...]
+    """Of the batch, that this rank computes, by microbatch."""
+    exchange: StepExchange | None
+    """None on a rank that the plan leaves unused."""
     call: tuple[tuple[Any, ...], dict[str, Any]]
     targets: Any
     total_weight: float
@@ -176,7 +179,7 @@ class Pipeline:
         self.num_steps = 0
         """Steps taken, those of a loaded checkpoint included."""
         self.metrics: dict[str, float] = {}
-        """The metrics of the last step."""
+        """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._geometries: dict[int, Geometry] = {}
@@ -195,53 +198,84 @@ class Pipeline:
         `batch` is what the model is called with: a tensor, a tuple by position or a dict by name.
         Ranks whose stage reads neither inputs nor targets may give None for both, but then always.
         """
+        return self._together(lambda: self._train(batch, targets))
+
+    def evaluate(self, batch: Any, targets: Any = None) -> float:
+        """The mean loss of a batch without training on it; dropout is off, nothing changes."""
+        return self._together(lambda: self._evaluate(batch, targets))
+
+    def _together(self, run: Callable[[], float]) -> float:
+        """Run what all ranks take part in, so that an error of one ends all."""
         try:
             with (
                 failing_alone(self._watchdog),
                 torch.random.fork_rng(devices=self._fork_devices()),
             ):
-                return self._step(batch, targets)
+                return run()
         finally:
             self._watchdog.enter("outside")
 
-    def _step(self, batch: Any, targets: Any) -> float:
+    def _train(self, batch: Any, targets: Any) -> float:
         self._start_s = time.perf_counter()
-        self._watchdog.enter("waiting", "for the start of the step")
-        rows, key = self._agreement.settle(batch, targets, self._require_inputs)
-        self._events = []
-        stats = torch.zeros(
-            1 + len(self._metric_names), dtype=torch.float64, device=self._transport.device
-        )
-        if self._exchange is not None:
-            geometry = self._geometry(rows)
-            exchange = self._exchange.begin(geometry, key)
-            self._run_blocks(
-                _Step(
-                    geometry=geometry,
-                    exchange=exchange,
-                    call=as_call(batch) if self._part.needs_inputs else ((), {}),
-                    targets=targets,
-                    total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
-                    stats=stats,
-                )
-            )
+        step = self._begin(batch, targets)
+        if step.exchange is not None:
+            self._reducer.begin()
+            self._run_blocks(step, step.exchange, self._order)
             reduce_s = time.perf_counter()
             self._watchdog.enter("waiting", "for the gradients' all-reduce")
             self._reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
         self._watchdog.enter("waiting", "for the loss")
-        self._updater.update(stats)
-        numbers = stats.tolist()
+        self._updater.update(step.stats)
+        loss = self._take_stats(step.stats)
         self._transport.synchronize()
         self.num_steps += 1
-        self.metrics = dict(zip(self._metric_names, numbers[1:], strict=True))
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
-        return float(numbers[0])
+        return loss
 
-    def _run_blocks(self, step: _Step) -> None:
-        order = [block for block in self._order if step.geometry.rows[block.microbatch]]
-        self._reducer.begin()
-        clock, enter, exchange = time.perf_counter, self._watchdog.enter, step.exchange
+    def _evaluate(self, batch: Any, targets: Any) -> float:
+        step = self._begin(batch, targets, "evaluation ")
+        if step.exchange is not None and self.model is not None:
+            share_statistics(
+                self.model, self._groups[self.stage], self._placement.ranks[self.stage]
+            )
+            with self._runner.evaluating():
+                forwards = [block for block in self._order if block.kind is Kind.FORWARD]
+                self._run_blocks(step, step.exchange, forwards)
+        self._watchdog.enter("waiting", "for the loss")
+        dist.all_reduce(step.stats)
+        return self._take_stats(step.stats)
+
+    def _begin(self, batch: Any, targets: Any, prefix: str = "") -> _Step:
+        """What the ranks settle before the first block; a prefix tells apart what crosses cuts."""
+        self._watchdog.enter("waiting", "for the start of the step")
+        rows, key = self._agreement.settle(batch, targets, self._require_inputs)
+        self._events = []
+        geometry = exchange = None
+        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if self._exchange is not None:
+            geometry = self._geometry(rows)
+            exchange = self._exchange.begin(geometry, prefix + key)
+            call = as_call(batch) if self._part.needs_inputs else call
+        return _Step(
+            rows=geometry.rows if geometry is not None else (),
+            exchange=exchange,
+            call=call,
+            targets=targets,
+            total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
+            stats=torch.zeros(
+                1 + len(self._metric_names), dtype=torch.float64, device=self._transport.device
+            ),
+        )
+
+    def _take_stats(self, stats: torch.Tensor) -> float:
+        loss, *numbers = stats.tolist()
+        self.metrics = dict(zip(self._metric_names, numbers, strict=True))
+        return float(loss)
+
+    def _run_blocks(self, step: _Step, exchange: StepExchange, order: Sequence[Block]) -> None:
+        order = [block for block in order if step.rows[block.microbatch]]
+        clock, enter = time.perf_counter, self._watchdog.enter
         for block, following in zip(order, [*order[1:], None], strict=True):
             wait_s = clock()
             enter("waiting", block)
@@ -251,7 +285,7 @@ class Pipeline:
             run_s = clock()
             enter("computing", block)
             if block.kind is Kind.FORWARD:
-                self._run_forward(step, block.microbatch, arrived)
+                self._run_forward(step, exchange, block.microbatch, arrived)
             else:
                 if following is None:
                     self._reducer.expect_last()
@@ -264,12 +298,17 @@ class Pipeline:
         enter("waiting", "for sends to be taken")
         exchange.finish()
 
-    def _run_forward(self, step: _Step, microbatch: int, carried: list[torch.Tensor]) -> None:
-        rows, template = step.geometry.rows[microbatch], step.exchange.template
-        inputs = step.call
+    def _run_forward(
+        self,
+        step: _Step,
+        exchange: StepExchange,
+        microbatch: int,
+        carried: list[torch.Tensor],
+    ) -> None:
+        rows, inputs = step.rows[microbatch], step.call
         if self._part.needs_inputs:
             inputs = select_rows(step.call, rows, self._transport.device)
-        call = (self.num_steps, microbatch, carried, template, inputs)
+        call = (self.num_steps, microbatch, carried, exchange.template, inputs)
         if self._is_last:
             targets = step.targets
             if targets is not None:
@@ -279,8 +318,8 @@ class Pipeline:
             scale = self._updater.scaler.scale
             step.stats.add_(self._runner.forward_last(*call, targets, share, scale))
             return
-        tensors, shape = self._runner.forward(*call, learn=step.exchange.is_new)
-        step.exchange.send_output(microbatch, tensors, shape)
+        tensors, shape = self._runner.forward(*call, learn=exchange.is_new)
+        exchange.send_output(microbatch, tensors, shape)
 
     def _require_inputs(self, everyone: list[Gave]) -> None:
         """Refuse None where the batch or the targets are needed; by rank, who gave what."""
