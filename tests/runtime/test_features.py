@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, Whole  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
@@ -258,16 +259,42 @@ def scene_clip(rank):
     compare(plan, TinyLanguageModel(tied=True), token_loss, data, clip_norm=0.3)
 
 
+class CountCasts(TorchDispatchMode):
+    """How often a square matrix is cast to bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and output.dtype is torch.bfloat16:
+            self.count += output.shape == (12, 12)
+        return output
+
+
 def scene_bf16(rank):
     torch.manual_seed(7)
     model = make_mlp()
     reference = copy.deepcopy(model)
     data = [(torch.randn(8, 12), torch.randn(8, 4)) for _ in range(4)]
-    plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
-    with Pipeline(plan, model, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
-        losses = [pipeline.step(*batch) for batch in data]
-        all_kinds = pipeline._exchange.kinds_out.values()
-        assert {kind.dtype for kinds in all_kinds for kind in kinds} <= {torch.bfloat16}
+    plans = [
+        cut_plan(list("01234"), [0, 2], [2, 2], 2, 4),
+        cut_plan(list("01234"), [0, 2], [2, 2], 2, 4, recompute=True),
+    ]
+    both = []
+    for plan in plans:
+        part = copy.deepcopy(model)
+        with Pipeline(plan, part, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
+            losses = [pipeline.step(*batch) for batch in data]
+            all_kinds = pipeline._exchange.kinds_out.values()
+            assert {kind.dtype for kinds in all_kinds for kind in kinds} <= {torch.bfloat16}
+            with CountCasts() as casts:
+                pipeline.step(*data[0])
+            if plan is plans[0]:  # not once more for each microbatch
+                assert casts.count == 2
+        both.append(losses)
+    assert both[0] == pytest.approx(both[1], rel=1e-3)
 
     def alone():
         optimizer = sgd(reference.parameters())

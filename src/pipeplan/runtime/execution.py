@@ -104,6 +104,17 @@ class StageRunner:
             for module, training in modes:
                 module.training = training
 
+    def sharing_casts(self) -> contextlib.AbstractContextManager[Any]:
+        """Microbatches inside share the parameters that autocast has cast to lower precision.
+
+        Autocast forgets them when its outermost context ends; each microbatch would then keep its
+        own for the backward. With recomputation there is one at a time anyway, and a cast made
+        without gradients must not be met by one that needs them.
+        """
+        if self._amp_dtype is None or self._recompute:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, enabled=False)
+
     def forward(
         self,
         step: int,

@@ -220,7 +220,8 @@ class Pipeline:
         step = self._begin(batch, targets)
         if step.exchange is not None:
             self._reducer.begin()
-            self._run_blocks(step, step.exchange, self._order)
+            with self._runner.sharing_casts():
+                self._run_blocks(step, step.exchange, self._order)
             reduce_s = time.perf_counter()
             self._watchdog.enter("waiting", "for the gradients' all-reduce")
             self._reducer.finish()
