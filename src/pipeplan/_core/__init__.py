@@ -4,6 +4,7 @@ Each has a plain Python oracle in `tests/oracles.py` that says what it computes.
 """
 
 from pipeplan._core._kernels import (
+    least_sum,
     local_search,
     min_cut,
     partition,
@@ -16,6 +17,7 @@ from pipeplan._core._kernels import (
 )
 
 __all__ = [
+    "least_sum",
     "local_search",
     "min_cut",
     "partition",

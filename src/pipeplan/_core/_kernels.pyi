@@ -26,6 +26,11 @@ def run_list(
     preference: int,
     caps: Ints,
 ) -> Trace: ...
+def least_sum(
+    stage_ms: Floats, sizes: Ints, num_devices: int, limit_ms: float
+) -> tuple[float, list[int], list[int]]:
+    """The least sum of stage times, for each stage one past its last layer, and its size."""
+
 def min_cut(weights: Floats) -> tuple[float, NDArray[np.uint8]]: ...
 
 Instance = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int, int]

@@ -16,6 +16,7 @@ namespace {
 
 using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Cube = nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
@@ -90,6 +91,20 @@ nb::tuple py_min_cut(Matrix weights) {
     }
     const std::size_t V = cut.side.size();
     return nb::make_tuple(cut.weight, to_numpy(std::move(cut.side), {V}));
+}
+
+nb::tuple py_least_sum(Cube stage_ms, Ints sizes, int num_devices, double limit_ms) {
+    const std::size_t K = stage_ms.shape(0), X = stage_ms.shape(1);
+    require(stage_ms.shape(2) == X && X >= 2 && sizes.shape(0) == K, "a square for each size");
+    for (std::size_t k = 0; k < K; ++k) require(sizes.data()[k] >= 1, "sizes of at least 1");
+    require(num_devices >= 1, "at least one device");
+    LeastSum found;
+    {
+        nb::gil_scoped_release release;
+        const StageTimes times{static_cast<int>(K), static_cast<int>(X) - 1, stage_ms.data()};
+        found = least_sum(times, sizes.data(), num_devices, limit_ms);
+    }
+    return nb::make_tuple(found.sum_ms, nb::cast(found.end_layer), nb::cast(found.size));
 }
 
 // The arrays of an instance, as every planning kernel takes them first.
@@ -263,6 +278,8 @@ NB_MODULE(_kernels, m) {
     m.def("run_list", &py_run_list, nb::arg("forward_ms"), nb::arg("backward_ms"),
           nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
           nb::arg("num_microbatches"), nb::arg("preference"), nb::arg("caps"));
+    m.def("least_sum", &py_least_sum, nb::arg("stage_ms"), nb::arg("sizes"),
+          nb::arg("num_devices"), nb::arg("limit_ms"));
     m.def("local_search", &py_local_search, nb::arg("instance"), nb::arg("starts"),
           nb::arg("seed"), nb::arg("budget"), nb::arg("target_ms"), nb::arg("num_threads"));
     m.def("min_cut", &py_min_cut, nb::arg("weights"));

@@ -1,5 +1,6 @@
 // The kernels: plain arrays in, plain arrays out. bindings.cpp is the only file that knows Python.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -61,6 +62,26 @@ struct Cut {
     std::vector<std::uint8_t> side;  // [vertices], 1 on the side that was cut off
 };
 Cut min_cut(const double* weights, int num_vertices);
+
+// How long every possible stage takes, for each number of devices that one may have.
+struct StageTimes {
+    int num_sizes;
+    int num_layers;
+    const double* ms;  // [sizes][layers + 1][layers + 1], from a first layer to one past the last
+
+    const double* of(int size, int first) const {
+        const std::size_t row = static_cast<std::size_t>(num_layers) + 1;
+        return ms + (size * row + first) * row;
+    }
+};
+
+// The stages whose times have the least sum, none above the limit, on all devices together.
+struct LeastSum {
+    double sum_ms;                // infinite if there are none
+    std::vector<int> end_layer;   // [stages]
+    std::vector<int> size;        // [stages], devices
+};
+LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms);
 
 // What planning kernels read: a chain of layers, and devices (in the order that the caller chose).
 struct Instance {

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeplan import _core
 from pipeplan.baselines.cuts import Split
 from pipeplan.baselines.view import ClusterView, execute, range_sums, view_cluster
 from pipeplan.cost import CostModel, Floats
@@ -111,32 +112,10 @@ def _least_sum(
     stage_ms_KLL: Floats, sizes: list[int], num_devices: int, t_max_ms: float
 ) -> _Choice:
     """F for one t_max: the stages with the least sum, none longer than `t_max_ms`."""
-    num_layers = stage_ms_KLL.shape[1] - 1
-    allowed_KLL = np.where(stage_ms_KLL <= t_max_ms, stage_ms_KLL, np.inf)
-    # One more column than devices: taking more than there are leads to it, and it stays infinite.
-    least = np.full((num_layers + 1, num_devices + 2), np.inf)  # [l, d]
-    least[num_layers, 0] = 0.0
-    left_KD = np.arange(num_devices + 1) - np.array(sizes)[:, None]
-    left_KD[left_KD < 0] = num_devices + 1
-    choice_j = np.zeros(least.shape, dtype=np.int64)
-    choice_k = np.zeros(least.shape, dtype=np.int64)
-    every_d = np.arange(num_devices + 1)
-    for start in range(num_layers - 1, -1, -1):
-        rest_KJD = least[start + 1 :][:, left_KD].transpose(1, 0, 2)
-        total_KJD = allowed_KLL[:, start, start + 1 :, None] + rest_KJD
-        flat = total_KJD.reshape(-1, num_devices + 1)
-        where = flat.argmin(axis=0)
-        least[start, :-1] = flat[where, every_d]
-        num_ends = num_layers - start
-        choice_j[start, :-1] = start + 1 + where % num_ends
-        choice_k[start, :-1] = where // num_ends
-    spans = []
-    layer, left = 0, num_devices
-    while layer < num_layers and np.isfinite(least[0, num_devices]):
-        end, size = int(choice_j[layer, left]), sizes[int(choice_k[layer, left])]
-        spans.append((layer, end, size))
-        layer, left = end, left - size
-    return _Choice(sum_ms=float(least[0, num_devices]), spans=spans)
+    sum_ms, ends, counts = _core.least_sum(
+        stage_ms_KLL, np.array(sizes, dtype=np.int32), num_devices, t_max_ms
+    )
+    return _Choice(sum_ms=sum_ms, spans=list(zip([0, *ends], ends, counts, strict=False)))
 
 
 def _place(view: ClusterView, spans: list[tuple[int, int, int]]) -> tuple[Stage, ...]:
