@@ -1,6 +1,8 @@
 """What training by a plan means beyond plain layers: one group of four ranks runs all scenes."""
 
 import copy
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from pipeplan import write_plan  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, Whole  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, make_mlp, mlp_loss, token_loss  # noqa: E402
@@ -309,6 +312,16 @@ def scene_bf16(rank):
         return result
 
     assert losses == pytest.approx(share_from_first(alone), rel=0.02)
+
+
+def scene_plan_file(rank):
+    """A plan may be given by its file."""
+    plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        write_plan(plan, Path(folder) / "mlp.plan.json")
+        with Pipeline(Path(folder) / "mlp.plan.json", make_mlp(), mlp_loss, sgd) as pipeline:
+            assert pipeline.plan.stages == plan.stages
+            assert pipeline.step(torch.randn(8, 12), torch.randn(8, 4)) > 0
 
 
 def scene_meta(rank):

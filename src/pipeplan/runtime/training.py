@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
+from pipeplan.files import read_plan
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.agreement import BatchAgreement, Gave
 from pipeplan.runtime.batches import as_call, select_rows
@@ -79,7 +80,7 @@ class Pipeline:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | str | Path,
         model: nn.Module,
         loss_fn: Function,
         optimizer_fn: OptimizerFn,
@@ -100,7 +101,7 @@ class Pipeline:
         """Take this rank's stage out of `model`; all else of the model is dropped.
 
         Args:
-            plan: what runs where, and in which order.
+            plan: what runs where, and in which order; or the file that says so.
             model: the whole model, built alike on every rank; on the meta device with `init_fn`.
             loss_fn: from the model's output and targets to their mean loss over rows.
             optimizer_fn: from parameters to an optimizer of them.
@@ -125,6 +126,8 @@ class Pipeline:
             raise RuntimeMismatchError(
                 "ranks: torch.distributed is not initialized; call init_process_group first"
             )
+        if isinstance(plan, str | Path):
+            plan = read_plan(plan)
         self.plan = plan
         self.rank = dist.get_rank()
         self._placement = find_placement(plan, device_name, real_hosts)
