@@ -2,6 +2,7 @@
 
 import copy
 import tempfile
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan import write_plan  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, Whole  # noqa: E402
+from pipeplan.runtime.exchange import Exchange  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, make_mlp, mlp_loss, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
@@ -314,6 +316,27 @@ def scene_bf16(rank):
     assert losses == pytest.approx(share_from_first(alone), rel=0.02)
 
 
+def scene_in_place(rank):
+    """Layers that work in place at the start of a stage, with and without recomputation."""
+    data = [(torch.randn(8, 12), torch.randn(8, 12)) for _ in range(2)]
+    for recompute in (False, True):
+        torch.manual_seed(6)
+        act = nn.LeakyReLU(inplace=True)
+        model = nn.Sequential(nn.Linear(12, 12), act, nn.Linear(12, 12), act)
+        plan = cut_plan(list("0123"), [0, 1, 3], [1, 2, 1], 2, 4, recompute=recompute)
+        compare(plan, model, mlp_loss, data)
+
+
+def scene_own_dicts(rank):
+    """A batch may be a library's own kind of dict."""
+    plan = cut_plan(["before", "blocks.0", "blocks.1", "blocks.2", "behind"], [0, 2], [2, 2], 1, 4)
+    torch.manual_seed(8)
+    tokens, model = torch.randint(17, (4, 5)), TinyLanguageModel()
+    expected = share_from_first(lambda: token_loss(model(tokens), tokens).item())
+    with Pipeline(plan, model, token_loss, sgd) as pipeline:
+        assert pipeline.step(UserDict(tokens=tokens), tokens) == pytest.approx(expected, rel=1e-5)
+
+
 def scene_plan_file(rank):
     """A plan may be given by its file."""
     plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
@@ -431,6 +454,14 @@ def play(rank):
 
 def test_all_scenes():
     assert run_ranks(NUM_RANKS, play, timeout_s=120)[0] == list(SCENES)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (1, 2, 5)])
+def test_what_has_no_rows_cannot_cross_a_cut(shape):
+    plan = cut_plan(list("01234"), [0, 2], [1, 1], 2, 4)
+    exchange = Exchange(plan, (0, 0), None, None, None)
+    with pytest.raises(RuntimeMismatchError, match=r"for 4 rows; what crosses a cut has the"):
+        exchange.announce("key", [torch.zeros(shape)], ["tensor", 0], 4, aloud=False)
 
 
 def test_loss_scale_halves_on_overflow_and_grows_after_calm():

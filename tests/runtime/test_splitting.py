@@ -160,6 +160,154 @@ def test_wrong_order_of_registration_is_explained():
         part(None, (torch.zeros(1, 3, dtype=torch.long),), {})
 
 
+class EarlyNorm(TinyLanguageModel):
+    """Registers its last norm before its list, as OPT does."""
+
+    def __init__(self):
+        super().__init__()
+        blocks, head = self.blocks, self.head
+        del self.blocks, self.head
+        self.blocks, self.head = blocks, head
+
+
+def test_registration_before_the_list_of_what_is_used_behind_is_explained():
+    model, tokens = EarlyNorm(), torch.randint(17, (2, 5))
+    stages = [range(2), range(2, 5)]
+    with pytest.raises(RuntimeMismatchError, match="calls 'norm' behind the begin of its layer"):
+        run_parts(model, lay_out(model), stages, tokens)
+
+
+class PastTheList(TinyLanguageModel):
+    """Carries the embedding past its layers."""
+
+    def forward(self, tokens):
+        first = x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x) + 0.5 * first
+        return self.head(self.norm(x))
+
+
+class Skips(TinyLanguageModel):
+    """Carries a layer's output past the next one."""
+
+    def forward(self, tokens):
+        x = self.blocks[0](self.embed(tokens))
+        y = self.blocks[1](x)
+        return self.head(self.norm(self.blocks[2](y) + x))
+
+
+class Scaled(TinyLanguageModel):
+    """Works between its layers."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + 0.5 * block(x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("make", [PastTheList, Skips, Scaled])
+@pytest.mark.parametrize("cut_at", [1, 3])
+def test_values_that_no_layer_returns_are_noticed(make, cut_at):
+    model, tokens = make(), torch.randint(17, (2, 5))
+    stages = [range(cut_at), range(cut_at, 5)]
+    if make is Skips and cut_at == 1:  # all of it is behind the cut
+        assert torch.equal(run_parts(model, lay_out(model), stages, tokens), model(tokens))
+        return
+    with pytest.raises(RuntimeMismatchError, match="use values of other stages that no layer"):
+        run_parts(model, lay_out(model), stages, tokens)
+
+
+class Undefined(TinyLanguageModel):
+    """Its own output holds NaN, which is its business."""
+
+    def forward(self, tokens):
+        return super().forward(tokens) * torch.tensor([float("nan")] + [1.0] * 16)
+
+
+def test_genuine_nan_are_let_through():
+    model, tokens = Undefined(), torch.randint(17, (2, 5))
+    output = run_parts(model, lay_out(model), [range(2), range(2, 5)], tokens)
+    assert torch.equal(output[..., 1:], model(tokens)[..., 1:])
+    assert output[..., 0].isnan().all()
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x, shift):
+        return self.block(x + shift), 2 * shift
+
+
+class PairList(TinyLanguageModel):
+    """Its layers return two tensors, which the model unpacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Pairs() for _ in range(3))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        shift = tokens.unsqueeze(-1) / 17
+        for block in self.blocks:
+            x, shift = block(x, shift)
+        return self.head(self.norm(x + shift))
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 5), (0, 2, 5), (0, 2, 3, 5), (0, 4, 5)])
+def test_layers_of_a_list_may_return_tuples(cuts):
+    model, tokens = PairList(), torch.randint(17, (2, 5))
+    stages = [range(start, end) for start, end in itertools.pairwise(cuts)]
+    assert torch.equal(run_parts(model, lay_out(model), stages, tokens), model(tokens))
+
+
+def test_one_module_may_stand_in_several_places_of_a_sequential():
+    act, linear = nn.Tanh(), nn.Linear(12, 12)
+    model = nn.Sequential(linear, act, nn.Linear(12, 12), act, linear, act)
+    layout = lay_out(model)
+    assert layout.names == tuple("012345")
+    x = torch.randn(3, 12)
+    expected = model(x)
+    value = None
+    for layers in (range(2), range(2, 4), range(4, 6)):
+        value = cut(copy.deepcopy(model), layout, layers)(value, (x,), {})
+    assert torch.equal(value, expected)
+    stages = [range(3), range(3, 6)]
+    assert holders(model, layout, stages)["0.weight"] == {0, 1}
+
+
+def test_a_list_of_one_module_many_times_is_explained():
+    model = TinyLanguageModel()
+    model.blocks = nn.ModuleList([Block()] * 3)
+    with pytest.raises(RuntimeMismatchError, match="'blocks' holds one module several times"):
+        lay_out(model)
+
+
+@pytest.mark.parametrize("names", [("0", "2"), ("1", "0", "2"), ("0", "1")])
+def test_layers_of_a_sequential_are_all_its_children_in_order(names):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    with pytest.raises(RuntimeMismatchError, match=r"this nn.Sequential calls 0, 1, 2"):
+        lay_out(model, names)
+
+
+def test_a_chain_leaves_no_module_out():
+    class Activated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)
+
+    with pytest.raises(RuntimeMismatchError, match="the module 'act' belongs to none of the 2"):
+        lay_out(Activated(), ("first", "second"))
+    assert lay_out(Activated(), ("first", "act", "second")).kind is LayoutKind.NAMED
+
+
+def test_before_without_its_list_is_explained():
+    with pytest.raises(RuntimeMismatchError, match="'before' needs all layers of the list"):
+        lay_out(TinyLanguageModel(), ("before", "blocks.1", "blocks.0", "blocks.2", "behind"))
+
+
 @pytest.mark.parametrize("make", [make_mlp, TinyLanguageModel])
 def test_first_profile(make):
     model = make()

@@ -1,6 +1,6 @@
 """A batch as the runtime sees it: nested tensors whose first dimension is rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ class Whole:
 
 def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a model is called with a batch: a dict by name, a tuple by position, else alone."""
-    if isinstance(batch, dict):
-        return (), batch
+    if isinstance(batch, Mapping):  # a library's own kind of dict, too
+        return (), dict(batch)
     return (batch if isinstance(batch, tuple) else (batch,)), {}
 
 

@@ -85,15 +85,22 @@ class Exchange:
         return self._kinds_in[key]
 
     def announce(
-        self, key: str, tensors: Sequence[torch.Tensor], template: Any, *, aloud: bool
+        self,
+        key: str,
+        tensors: Sequence[torch.Tensor],
+        template: Any,
+        num_rows: int,
+        *,
+        aloud: bool,
     ) -> None:
         """Learn what leaves this stage, and tell the stage behind."""
         kinds = []
         for tensor in tensors:
-            if not tensor.ndim or not tensor.shape[0]:
+            if not tensor.ndim or tensor.shape[0] != num_rows:
                 raise RuntimeMismatchError(
-                    f"stage {self.stage}: its layers return a tensor without rows;"
-                    " what crosses a cut has the microbatch's rows as its first dimension"
+                    f"stage {self.stage}: its last layer returns a tensor of shape"
+                    f" {tuple(tensor.shape)} for {num_rows} rows; what crosses a cut has the"
+                    " microbatch's rows as its first dimension"
                 )
             kinds.append(
                 TensorKind(
@@ -182,8 +189,9 @@ class StepExchange:
     def send_output(self, microbatch: int, tensors: Sequence[torch.Tensor], template: Any) -> None:
         """Start to send a microbatch to the stage behind."""
         if self.is_new:
+            num_rows = len(self._geometry.rows[microbatch])
             aloud = self._geometry.announces
-            self._channels.announce(self._key, tensors, template, aloud=aloud)
+            self._channels.announce(self._key, tensors, template, num_rows, aloud=aloud)
             self._open_channel(self._channels.stage, self._channels.kinds_out[self._key])
         self._outboxes[Kind.FORWARD].send(microbatch, tensors)
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
+from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.parts import Part
 
 __all__ = ["BlockSeeds", "LossTerms", "StageRunner"]
@@ -83,7 +84,7 @@ class StageRunner:
         self._loss = loss
         self._kept: dict[int, _Kept] = {}
         self._evaluates = False
-        self._clones_inputs = False
+        self._clones_inputs = self._is_watched = False
         self._statistics = [
             module
             for module in part.model.modules()
@@ -193,25 +194,45 @@ class StageRunner:
         return _roots(take_tensors(output, f"layers {self._part.layers_text}")[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
-        template, (args, kwargs) = call[:2]
-        self._seed(seed)
-        with self._autocast():
-            if self._clones_inputs:
-                return self._part(self._arrived(template, carried), args, kwargs)
-            try:
-                value = put_tensors(template, carried) if template is not None else None
-                return self._part(value, args, kwargs)
-            except RuntimeError as error:
-                # A stage may begin with a layer that works in place, which a leaf does not allow.
-                if "leaf Variable that requires grad" not in str(error):
-                    raise
+        """The part's output; what it works on in place is copied, as soon as that is seen."""
+        if self._clones_inputs:
+            return self._run_on(_cloned(carried), _cloned(call[:2]), seed)
+        if self._recompute and not torch.is_grad_enabled():
+            return self._run_and_watch(carried, call, seed)
+        try:
+            return self._run_on(carried, call, seed)
+        except RuntimeError as error:
+            # A stage may begin with a layer that works in place, which a leaf does not allow.
+            if "leaf Variable that requires grad" not in str(error):
+                raise
         self._clones_inputs = True
         return self._run(carried, call, seed)
 
-    def _arrived(self, template: Any, carried: list[torch.Tensor]) -> Any:
-        if template is None:
-            return None
-        return put_tensors(template, [tensor.clone() for tensor in carried])
+    def _run_and_watch(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
+        """Without gradients nobody complains of work in place, but recomputing needs the inputs."""
+        tensors = [*carried, *tensors_in(call[1])]
+        versions = [tensor._version for tensor in tensors]
+        copies = None if self._is_watched else [tensor.detach().clone() for tensor in tensors]
+        self._is_watched = True
+        output = self._run_on(carried, call, seed)
+        if [tensor._version for tensor in tensors] == versions:
+            return output
+        if copies is None:
+            raise RuntimeMismatchError(
+                f"layers {self._part.layers_text}: changed their inputs in place, but not in their"
+                " first microbatch; with recompute they must not"
+            )
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+        self._clones_inputs = True
+        return self._run(carried, call, seed)
+
+    def _run_on(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
+        template, (args, kwargs) = call[:2]
+        self._seed(seed)
+        value = put_tensors(template, carried) if template is not None else None
+        with self._autocast():
+            return self._part(value, args, kwargs)
 
     def _run_loss(
         self, carried: list[torch.Tensor], call: Any, seed: int
@@ -264,3 +285,7 @@ class StageRunner:
 
 def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
     return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+
+
+def _cloned(value: Any) -> Any:
+    return map_tensors(value, lambda tensor: tensor.clone())

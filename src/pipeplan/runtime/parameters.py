@@ -9,7 +9,7 @@ from torch import nn
 
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.gradients import Reduction
-from pipeplan.splitting.parts import Stand
+from pipeplan.splitting.stands import Stand
 
 __all__ = [
     "find_reductions",

@@ -33,6 +33,9 @@ BEHIND = "behind"
 FEWEST_LAYERS = 2
 """A list of fewer modules is no stack of layers."""
 
+INERT = (nn.Identity, nn.modules.loss._Loss, nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""Modules that a chain may leave out: they do nothing, or hold nothing if they have no children."""
+
 
 class LayoutKind(StrEnum):
     """How a model is run in parts."""
@@ -90,11 +93,27 @@ def lay_out(
         # A layer without parts of its own runs with its neighbour: no stage can begin with it.
         if matched is not None and all(matched.atoms_of[cut] for cut in cuts):
             return matched
+    if isinstance(model, nn.Sequential):
+        _require_order(model, tuple(names))
     return _named(model, tuple(names), candidates)
 
 
+def _require_order(model: nn.Sequential, names: tuple[str, ...]) -> None:
+    """Refuse names of children that leave one out or change their order."""
+    children = tuple(model._modules)
+    if names and set(names) <= set(children):
+        raise RuntimeMismatchError(
+            f"layers: are {_listed(names)}, but this nn.Sequential calls {_listed(children)};"
+            " each of its children is a layer, in this order"
+        )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names if len(names) <= 8 else (*names[:6], "...", names[-1]))
+
+
 def _sequential(model: nn.Sequential) -> Layout:
-    names = tuple(name for name, _ in model.named_children())
+    names = tuple(model._modules)  # all of them: one module may stand in several places
     if not names:
         raise RuntimeMismatchError("model: is an empty nn.Sequential; it needs a layer")
     return _one_each(LayoutKind.SEQUENTIAL, names)
@@ -117,7 +136,13 @@ def _layer_list(model: nn.Module) -> Layout:
             f"model: {type(model).__name__} is no nn.Sequential and has no list of at least"
             f" {FEWEST_LAYERS} layers; name its layers"
         )
-    inside = [f"{list_name}.{name}" for name, _ in model.get_submodule(list_name).named_children()]
+    layers = model.get_submodule(list_name)._modules
+    if len({id(layer) for layer in layers.values()}) < len(layers):
+        raise RuntimeMismatchError(
+            f"model: its layer list {list_name!r} holds one module several times, and cannot be"
+            " entered between its calls; name its layers, or copy the module"
+        )
+    inside = [f"{list_name}.{name}" for name in layers]
     return _one_each(LayoutKind.LAYER_LIST, (BEFORE, *inside, BEHIND), list_name)
 
 
@@ -194,9 +219,14 @@ def _side_of(name: str, sides: dict[str, str]) -> str:
 
 
 def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -> Layout:
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     expected = [name for layout in candidates for name in layout.names] or list(modules)[1:]
     for index, name in enumerate(names):
+        if name in (BEFORE, BEHIND) and name in expected:
+            raise RuntimeMismatchError(
+                f"layers: {name!r} needs all layers of the list beside it, in their order:"
+                f" {_listed(tuple(expected))}"
+            )
         if name not in modules or not name:
             hint = nearest(name, expected) if len(expected) <= 8 else _example(name, expected)
             raise RuntimeMismatchError(
@@ -207,15 +237,34 @@ def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -
                 raise RuntimeMismatchError(
                     f"layers[{index}].name: {name!r} and {other!r} overlap; a module is one layer"
                 )
-    covered = {id(parameter) for name in names for parameter in modules[name].parameters()}
+    _require_all(model, names, candidates)
+    return _one_each(LayoutKind.NAMED, names)
+
+
+def _require_all(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -> None:
+    """Refuse a chain that leaves out a parameter, or a module that does something."""
+    remedy = "name the module that holds it"
+    if candidates:
+        remedy += f", or use {_listed(candidates[0].names)}"
+    covered = {
+        id(part)
+        for name in names
+        for module in model.get_submodule(name).modules()
+        for part in (module, *module.parameters(recurse=False))
+    }
     for name, parameter in model.named_parameters():
         if id(parameter) not in covered:
             raise RuntimeMismatchError(
-                f"layers: the parameter {name!r} belongs to none of the {len(names)} layers;"
-                f" name the module that holds it"
-                + (f", or use {_example('', expected)[2:]}" if candidates else "")
+                f"layers: the parameter {name!r} belongs to none of the {len(names)} layers; "
+                + remedy
             )
-    return _one_each(LayoutKind.NAMED, names)
+    for name, module in model.named_modules():
+        is_leaf = next(module.children(), None) is None and not isinstance(module, INERT)
+        if is_leaf and id(module) not in covered:
+            raise RuntimeMismatchError(
+                f"layers: the module {name!r} belongs to none of the {len(names)} layers, which"
+                f" are called one after another; {remedy}"
+            )
 
 
 def _example(name: str, expected: list[str]) -> str:

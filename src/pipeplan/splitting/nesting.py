@@ -56,7 +56,7 @@ def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.T
     """The same nesting with `function` of every tensor; everything else as it is."""
     if isinstance(value, leaf | torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_tensors(entry, function, leaf) for key, entry in value.items()}
     if isinstance(value, tuple | list):
         entries = [map_tensors(entry, function, leaf) for entry in value]

@@ -8,13 +8,17 @@ residual streams) needs no rewriting::
                                       |           |
                        returns what arrived      its output leaves the forward
 
-What stands before the list is outlined on later stages: it returns zeros of the shape that it
-would return, at no cost, since the model's forward may ask for that shape. Modules without
-parameters stay everywhere: their outputs (masks, rotary tensors) are computed again.
+What stands before the list is outlined on later stages: it returns NaN of the shape that it would
+return, at no cost, since the model's forward may ask for that shape. So do skipped layers. Modules
+without parameters stay everywhere: their outputs (masks, rotary tensors) are computed again.
+
+Nothing crosses a cut but what a layer returns. A model that carries more past its layers, such as
+`x = block(x) + x0`, lets NaN through, which is noticed in its first microbatch.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +26,10 @@ from torch import nn
 
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
-from pipeplan.splitting.nesting import map_tensors, take_tensors
+from pipeplan.splitting.nesting import map_tensors, tensors_in
+from pipeplan.splitting.stands import Absent, Outline, Passage, Skip
 
-__all__ = ["Part", "Stand", "cut", "holders"]
+__all__ = ["Part", "cut", "holders"]
 
 
 CHAIN_NOTE = (
@@ -109,7 +114,9 @@ class _ChainPart(Part):
         self.needs_inputs = self.is_first or (self._spread and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
-                model.set_submodule(name, _Absent(name, model.get_submodule(name)))
+                module = model.get_submodule(name)
+                held = any(module is mine for mine in self._modules)  # it stands here as well
+                model.set_submodule(name, Absent(name, module, drop=not held))
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for index, (module, names) in enumerate(zip(self._modules, self._keywords, strict=True)):
@@ -144,30 +151,47 @@ class _ListPart(Part):
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # a cache is for generation only
-        holds_before, holds_behind = 0 in atoms, len(layout.atoms) - 1 in atoms
-        for name, side in find_sides(model, layout.list_name).items():
-            module = model.get_submodule(name)
-            if next(module.parameters(), None) is None and not isinstance(module, nn.Dropout):
-                continue
-            if side == BEFORE and not holds_before:
-                model.set_submodule(name, _Outline(module))
-            elif side == BEHIND and not holds_behind:
-                model.set_submodule(name, _Absent(name, module))
+        self._is_checked = self.is_first and self.is_last
+        self._passage = Passage()
+        self._replace_sides(layout, 0 in atoms, len(layout.atoms) - 1 in atoms)
         for atom in range(1, len(layout.atoms) - 1):
             if atom not in atoms:
                 module = model.get_submodule(layout.atoms[atom])
                 action = self._leave if atom == atoms.stop else self._pass
                 if atom == atoms.start - 1:
                     action = self._enter
-                model.set_submodule(layout.atoms[atom], _Skip(module, action))
+                model.set_submodule(layout.atoms[atom], Skip(module, action))
         if atoms.start == 1:
             first = model.get_submodule(layout.atoms[1])
             first.register_forward_pre_hook(self._replace_input, with_kwargs=True)
         if not self.is_last and atoms[-1] != 0:
             model.get_submodule(layout.atoms[atoms[-1]]).register_forward_hook(_leave_with_output)
 
+    def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
+        """Put something else where modules of other stages stood, beside the list."""
+        for name, side in find_sides(self.model, layout.list_name).items():
+            module = self.model.get_submodule(name)
+            if isinstance(module, nn.Dropout):
+                # Models use one on both sides; on stages of neither its input means nothing.
+                if not (holds_before or holds_behind):
+                    self.model.set_submodule(name, nn.Identity())
+            elif next(module.parameters(), None) is None:
+                continue
+            elif side == BEFORE and not holds_before:
+                self.model.set_submodule(name, Outline(name, module, self._passage))
+            elif side == BEHIND and not holds_behind:
+                self.model.set_submodule(name, Absent(name, module))
+
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._arrived = carried
+        output = self._run(carried, args, kwargs)
+        if not self._is_checked:
+            self._is_checked = True
+            if _has_nan(output) and not _has_nan(carried):
+                self._refuse_nothing(carried, args, kwargs)
+        return output
+
+    def _run(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._arrived, self._passage.inside = carried, False
         try:
             output = self.model(*args, **kwargs)
         except _Leave as left:
@@ -176,16 +200,32 @@ class _ListPart(Part):
             self._arrived = None
         if not self.is_last:
             raise RuntimeMismatchError(
-                f"model: its forward ended without calling the layers {self.layers_text};"
+                f"model: ends without calling the layers {self.layers_text};"
                 " name its layers explicitly"
             )
         return output
 
+    def _refuse_nothing(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise if NaN in the output come of what stands for values of other stages."""
+        self._passage.value = 0.0
+        with torch.no_grad():
+            is_genuine = _has_nan(self._run(carried, args, kwargs))
+        self._passage.value = math.nan
+        if not is_genuine:
+            raise RuntimeMismatchError(
+                f"model: the layers {self.layers_text} use values of other stages that no layer"
+                " returns (as x = block(x) + x0 does); such values do not cross a cut: make it a"
+                " chain of modules that return all that later ones need"
+            )
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._passage.inside = True
         return self._arrived
 
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _first_tensor(args, kwargs)
+        """Like what a layer returns; the last skipped layer returns what arrived."""
+        self._passage.inside = True
+        return map_tensors(self._arrived, lambda like: self._passage.like(like, like.device))
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise _Leave(_first_tensor(args, kwargs))
@@ -194,6 +234,7 @@ class _ListPart(Part):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What arrived stands in for the first tensor that the first layer is given."""
+        self._passage.inside = True
         for index, argument in enumerate(args):
             if isinstance(argument, torch.Tensor):
                 return (*args[:index], self._arrived, *args[index + 1 :]), kwargs
@@ -220,77 +261,12 @@ def _leave_with_output(module: nn.Module, args: Any, output: Any) -> None:
     raise _Leave(output)
 
 
-class Stand(nn.Module):
-    """Stands where another module was, without its parameters."""
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__()
-        original.to("meta")
-        # In a list, so that its parameters are not this module's.
-        self.__dict__["_original"] = [original]
-        self.place = torch.device("cpu")
-        """Where the zeros stand that stand for its tensors."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_original" not in self.__dict__:
-                raise
-            value = getattr(self.__dict__["_original"][0], name)
-            if isinstance(value, torch.Tensor) and value.is_meta:
-                return _zeros_like(value, self.place)  # a weight that the model uses by itself
-            return value
-
-
-class _Skip(Stand):
-    """A layer of another stage."""
-
-    def __init__(self, original: nn.Module, action: Callable[..., Any]) -> None:
-        super().__init__(original)
-        self.__dict__["_action"] = action
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_action"](args, kwargs)
-
-
-class _Absent(Stand):
-    """A module of another stage, which this one must not reach."""
-
-    def __init__(self, name: str, original: nn.Module) -> None:
-        super().__init__(original)
-        self.__dict__["_name"] = name
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeMismatchError(
-            f"model: calls {self.__dict__['_name']!r} in front of its layer list, although it is"
-            " registered behind it; register modules in the order of use, or name all layers"
-        )
-
-
-class _Outline(Stand):
-    """Returns zeros of the shape that the original returns; the shape is found once."""
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(original)
-        self.__dict__["_known"] = {}
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, template = take_tensors([args, kwargs], "model")
-        key = (str(template), *((tensor.shape, tensor.dtype) for tensor in tensors))
-        known = self.__dict__["_known"]
-        if key not in known:
-            meta_args, meta_kwargs = map_tensors(
-                [args, kwargs], lambda tensor: tensor.detach().to("meta")
-            )
-            with torch.no_grad():
-                known[key] = self.__dict__["_original"][0](*meta_args, **meta_kwargs)
-        return map_tensors(known[key], lambda like: _zeros_like(like, self.place))
-
-
-def _zeros_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Zeros of that shape and type that take no memory."""
-    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+def _has_nan(value: Any) -> bool:
+    return any(
+        bool(tensor.detach().isnan().any())
+        for tensor in tensors_in(value)
+        if tensor.is_floating_point()
+    )
 
 
 def _keywords(module: nn.Module) -> tuple[str, ...]:

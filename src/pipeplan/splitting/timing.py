@@ -6,7 +6,7 @@ and behind a layer list is timed as a stage of its own.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -59,9 +59,12 @@ def profile_layers(
         repeats: the median of so many runs counts.
     """
     layout = lay_out(model, layers, range(len(layers)) if layers is not None else ())
-    args, kwargs = (), batch
-    if not isinstance(batch, dict):
-        args, kwargs = (batch if isinstance(batch, tuple) else (batch,)), {}
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(batch, Mapping):
+        kwargs = dict(batch)
+    else:
+        args = batch if isinstance(batch, tuple) else (batch,)
     last_loss = None if loss_fn is None else lambda output: loss_fn(output, targets)
     atoms = []
     for is_last, unit in _units(model, layout, args, kwargs):
