@@ -82,6 +82,7 @@ def run_command(
                 pipeline.write_trace(trace)
     finally:
         if sys.exc_info()[0] is None:
+            dist.barrier()  # rank 0 may hold the store that the others still use
             dist.destroy_process_group()
 
 

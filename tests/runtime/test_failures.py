@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.runtime.termination import Termination  # noqa: E402
 from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
 from runtime.workers import Ranks  # noqa: E402
@@ -93,6 +94,23 @@ def test_hanging_rank_is_named(tmp_path):
     assert line.startswith("pipeplan: rank 3 (stage 2 on d3) hangs: 2F0 has run for")
 
 
+def test_killed_rank_is_named_where_the_launcher_ends_the_others(tmp_path):
+    """As torchrun does: SIGTERM to all others, before any of them can have noticed."""
+    said = tmp_path / "stderr.txt"
+    with Ranks(NUM_RANKS, train_until, str(tmp_path), "", DEFAULT, stderr=str(said)) as ranks:
+        while len(list(tmp_path.glob("ready-*"))) < NUM_RANKS:
+            time.sleep(0.02)
+        for rank in (2, 0, 1, 3):
+            os.kill(ranks.pids[rank], signal.SIGKILL if rank == 2 else signal.SIGTERM)
+        start = time.monotonic()
+        codes = ranks.wait(PATIENT_S)
+        lines = [line for line in said.read_text().splitlines() if line.startswith("pipeplan:")]
+    assert None not in codes
+    assert time.monotonic() - start < 10
+    assert len(lines) == 1
+    assert lines[0].startswith("pipeplan: rank 2 (stage 1 on d2) died")
+
+
 @pytest.mark.full
 def test_rank_that_holds_the_store_is_named(tmp_path):
     line, _ = end_of(tmp_path, signal_to=0, number=signal.SIGKILL)
@@ -110,6 +128,22 @@ def test_stopped_rank_is_named_and_killed(tmp_path):
 def test_rank_that_never_comes_back_to_step_is_named(tmp_path):
     line, _ = end_of(tmp_path, "absent")
     assert line.startswith("pipeplan: rank 2 (stage 1 on d2) hangs: outside of step")
+
+
+def test_sigterm_reaches_the_thread_and_not_forked_children():
+    termination = Termination()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert not termination.wait(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert termination.wait(5.0)
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 NUM_STEPS = 12

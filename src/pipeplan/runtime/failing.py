@@ -20,7 +20,7 @@ def failing_alone(watchdog: Watchdog) -> Iterator[None]:
     """What a rank does in a step: an error is its own, unless it is of a connection."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         report_failure(watchdog, error)
         raise
 
@@ -30,7 +30,10 @@ def failing_together(watchdog: Watchdog) -> Iterator[None]:
     """What all ranks do outside of a step: an error is most likely another rank's end."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, RuntimeMismatchError):
+    except (KeyboardInterrupt, SystemExit) as error:
+        report_failure(watchdog, error)
+        raise
+    except RuntimeMismatchError:
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
         if watchdog.failure is None:
@@ -39,15 +42,17 @@ def failing_together(watchdog: Watchdog) -> Iterator[None]:
         raise
 
 
-def report_failure(watchdog: Watchdog, error: Exception) -> None:
+def report_failure(watchdog: Watchdog, error: BaseException) -> None:
     """Tell the others, unless it is another rank's end that this one stumbles over."""
+    if isinstance(error, SystemExit) and not error.code:
+        return
     if watchdog.failure is None:
         if _is_of_connection(error):
             watchdog.await_verdict()
         watchdog.report(error)
 
 
-def _is_of_connection(error: Exception) -> bool:
+def _is_of_connection(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, RuntimeError | OSError) and any(
         word in text for word in CONNECTION_WORDS

@@ -422,7 +422,7 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception):
+        if error is not None:
             report_failure(self._watchdog, error)
         self.close()
 

@@ -12,6 +12,7 @@ and not with its square; rank 0 also compares all of them::
               long while another one waits for it
     raises    it says so itself
 
+A launcher that sees a rank end sends SIGTERM to the others; they then look at once for who is gone.
 Whoever notices first writes the failure to the store; who reads it ends its own process, since a
 thread that waits for a message cannot be woken otherwise. If the launcher is gone, ranks end too.
 """
@@ -29,14 +30,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeplan.runtime.termination import Termination
+
 __all__ = ["Watchdog", "WatchdogOptions"]
 
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a rank that was asked to end, and knows no reason."""
+SEARCH_S = 1.5
+"""How long such a rank looks for the reason."""
 GRACE_S = 3.0
 """How long a hanging rank may take to end by itself before it is killed."""
 STDERR = 2
 FAILED = "failed"
 ANNOUNCED = "announced"
 READ = "read"
+INTERRUPTED = "was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,7 @@ class Watchdog:
         self._end = end or _end_process
         self._state, self._doing, self._since = "outside", "", time.monotonic()
         self._stop = threading.Event()
+        self._termination = Termination()
         self._parent = os.getppid()
         self._seen: dict[int, tuple[str, float]] = {}
         self.failure: str | None = None
@@ -82,6 +91,8 @@ class Watchdog:
         """Tell the others that this rank raises."""
         text = str(error).strip().splitlines()
         reason = f"raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+        if isinstance(error, KeyboardInterrupt):
+            reason = INTERRUPTED
         self.failure = self._text(self._rank, reason)
         with contextlib.suppress(Exception):
             self._declare(self._rank, reason)
@@ -99,19 +110,27 @@ class Watchdog:
             self.enter("done")
             with contextlib.suppress(Exception):
                 self._beat(-1)
+        was_open = not self._stop.is_set()
         self._stop.set()
-        if threading.current_thread() is not self._thread:
+        if was_open and threading.current_thread() is not self._thread:
+            self._termination.wake()
             self._thread.join(timeout=5)
+            self._termination.close()
 
     # ---------------------------------------------------------------- the thread
 
     def _watch(self) -> None:
         count = 0
-        while not self._stop.wait(self._options.beat_s):
+        while True:
+            is_asked = self._termination.wait(self._options.beat_s)
+            if self._stop.is_set():
+                return
             count += 1
             if os.getppid() != self._parent:
                 self._end(1)
             try:
+                if is_asked:
+                    self._seek_reason()
                 self._beat(count)
                 failure = self._find_failure()
             except Exception:  # the store is gone, and with it the rank that holds it
@@ -142,6 +161,19 @@ class Watchdog:
         if self._rank == 0:
             self._check_absence(limit_s)
         return None
+
+    def _seek_reason(self) -> None:
+        """Asked to end: find out which rank is gone, and say so."""
+        deadline = time.monotonic() + SEARCH_S
+        while time.monotonic() < deadline:
+            for rank, process in enumerate(self._processes):
+                if _is_here(process) and not _is_alive(process):
+                    self._declare(rank, f"died (process {process['pid']} is gone)")
+            if self._store.check([FAILED]):
+                self._finish(json.loads(self._store.get(FAILED)))
+                break
+            time.sleep(0.05)
+        self._end(TERMINATED)
 
     def _check_life(self, rank: int) -> None:
         key = f"beat/{rank}"
@@ -189,7 +221,7 @@ class Watchdog:
     def _finish(self, failure: dict[str, Any]) -> None:
         rank, reason = failure["rank"], failure["reason"]
         self.failure = self._text(rank, reason)
-        if rank == self._rank and reason.startswith("raised"):
+        if rank == self._rank and reason.startswith(("raised", INTERRUPTED)):
             return  # the error itself is on its way up
         first = str(self._rank).encode()
         with contextlib.suppress(Exception):
@@ -226,7 +258,9 @@ class Watchdog:
 
         Who speaks is settled by number alone: others may have ended for the same reason already.
         """
-        time.sleep(self._options.beat_s)
+        self._stop.wait(self._options.beat_s)
+        if self._stop.is_set():
+            return  # this rank is done; the store went with one that was done before
         process = self._processes[0]
         gone = _is_here(process) and not _is_alive(process)
         reason = "died" if gone else "is out of reach: its store is gone"
