@@ -1,16 +1,36 @@
-"""Training that loses a device and goes on without it, under a new plan.
+r"""Training that loses devices or nodes, or gains some, and goes on under a new plan.
+
+One node loses a device. After the fifth step rank 1 notes that its device is lost and dies::
 
     LOSE_AT=5:1 torchrun --nproc-per-node 3 --max-restarts 2 examples/elastic/train.py
 
-After the fifth step rank 1 notes that its device is lost and dies. The other ranks end within
-seconds, torchrun starts all ranks again, and rank 0 plans for the devices that are left: the new
-plan has other cuts and fewer replicas, and takes up the checkpoint that the old one has saved.
-The rank of the lost device stays idle. (Where devices really fail, the note comes from whatever
-watches over them.)
+Two to three nodes; start this on each of them, kill one of the agents with its ranks, start it
+again later::
+
+    STEPS=300 PAUSE_S=0.5 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2:3 \
+        --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id text \
+        --max-restarts 3 examples/elastic/train.py
+
+Either way the other ranks end within seconds, torchrun starts all that are left again, rank 0
+plans for their devices, and the new plan, with other cuts and replicas, takes up the newest
+checkpoint of the old one. A rank whose device is lost stays idle. (Where devices really fail, the
+note comes from whatever watches over them.)
+
+- CHECKPOINTS is a folder that all nodes see.
+- The variable TORCH_... gives each start a store of its own. Without it torch 2.13's agents go on
+  using the first store: it may be gone with its node, and a node that comes never learns of it.
+- HOST has to stay: its agent holds the rendezvous, and all end if it is gone. Where no node is sure
+  to stay, keep the rendezvous in etcd (`--rdzv-backend etcd-v2`; not tried here).
+- The name of each host has to lead to an address that the others reach, for gloo.
+- torchrun gives a node up after 15 s without a sign of life, then waits 30 s for others to come;
+  `--rdzv-conf keep_alive_interval=2,last_call_timeout=5` shortens that to 6 s and 5 s.
+- A loss takes at most one of the restarts of each node that stays.
 """
 
 import os
+import socket
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -25,6 +45,7 @@ from pipeplan.splitting import profile_layers
 
 ROWS, MICROBATCHES, SAVE_EVERY = 8, 4, 2
 STEPS = int(os.environ.get("STEPS", "10"))
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))  # between steps: time to take a node away
 FOLDER = Path(os.environ.get("CHECKPOINTS", "checkpoints"))
 
 
@@ -38,36 +59,52 @@ def plan_for(model: torch.nn.Module, ranks: list[int]) -> pp.Plan:
     return pp.plan(profile, cluster, microbatches=MICROBATCHES, runnable=True)
 
 
+def plan_together(model: torch.nn.Module, *, is_lost: bool) -> pp.Plan:
+    """Rank 0's plan for all devices that are not lost; one rank times, so that all agree."""
+    lost, plans = [False] * dist.get_world_size(), [None]
+    dist.all_gather_object(lost, is_lost)
+    if dist.get_rank() == 0:
+        plans = [plan_for(model, [rank for rank, gone in enumerate(lost) if not gone])]
+    dist.broadcast_object_list(plans)
+    return plans[0]
+
+
+def train(pipeline: Pipeline, note: Path) -> None:
+    """Go on after the newest checkpoint, which any plan may have saved."""
+    pipeline.load(FOLDER)
+    rank, is_lost = pipeline.rank, note.exists()
+    if rank == 0:
+        plan = pipeline.plan
+        shape = ", ".join(f"{len(s.layers)} layers x {s.num_replicas}" for s in plan.stages)
+        where = f"on {len(plan.cluster.devices)} devices"
+        print(f"plan: {shape} {where}; after step {pipeline.num_steps}", flush=True)
+    while pipeline.num_steps < STEPS:
+        loss = pipeline.step(*make_batch(pipeline.num_steps, ROWS * MICROBATCHES))
+        if rank == 0:
+            print(f"step {pipeline.num_steps:3d}  loss {loss:.5f}", flush=True)
+        if pipeline.num_steps % SAVE_EVERY == 0:
+            pipeline.save(FOLDER)
+        if not is_lost and os.environ.get("LOSE_AT") == f"{pipeline.num_steps}:{rank}":
+            note.touch()
+            os.kill(os.getpid(), 9)
+        time.sleep(PAUSE_S)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     join_ranks()
-    rank, model, plans = dist.get_rank(), build_model(), [None]
-    if rank == 0:
-        lost = {int(note.suffix[1:]) for note in FOLDER.glob("lost.*")}
-        plans = [plan_for(model, [r for r in range(dist.get_world_size()) if r not in lost])]
-    dist.broadcast_object_list(plans)
-    plan, own = plans[0], f"device{rank}"
-    known = own in {device.name for device in plan.cluster.devices}
+    model, rank = build_model(), dist.get_rank()
+    note = FOLDER / f"lost.{socket.gethostname()}.{os.environ['LOCAL_RANK']}"
+    plan = plan_together(model, is_lost=note.exists())
     with Pipeline(
         plan,
         model,
         loss_fn,
         lambda found: torch.optim.AdamW(found, lr=3e-3),
-        device_name=own if known else None,
+        device_name=None if note.exists() else f"device{rank}",  # ranks change from start to start
     ) as pipeline:
-        pipeline.load(FOLDER)
-        if rank == 0:
-            shape = ", ".join(f"{len(s.layers)} layers x {s.num_replicas}" for s in plan.stages)
-            print(f"plan: {shape}; after step {pipeline.num_steps}", flush=True)
-        while pipeline.num_steps < STEPS:
-            loss = pipeline.step(*make_batch(pipeline.num_steps, ROWS * MICROBATCHES))
-            if rank == 0:
-                print(f"step {pipeline.num_steps:3d}  loss {loss:.4f}", flush=True)
-            if pipeline.num_steps % SAVE_EVERY == 0:
-                pipeline.save(FOLDER)
-            if known and os.environ.get("LOSE_AT") == f"{pipeline.num_steps}:{rank}":
-                (FOLDER / f"lost.{rank}").touch()
-                os.kill(os.getpid(), 9)
+        train(pipeline, note)
+    dist.barrier()  # rank 0 may hold the store: nobody leaves before all are done
     dist.destroy_process_group()
 
 

@@ -1,37 +1,99 @@
-"""Joining the ranks that torchrun starts, also when it starts them again."""
+"""Joining the ranks that torchrun starts, also when it starts them again.
 
+torchrun starts all ranks anew when one of them fails and when nodes come or go. Its agents may
+keep one store over all these starts, and with it the addresses of ranks that are no more. No
+variable tells the starts apart: every agent counts restarts by itself, and only those after a
+failure of its own ranks. So the ranks of a start agree on a name for it::
+
+    rank 0   offers a new name                              offer = NAME
+    others   answer the newest offer, each with a new word  NAME/answer/RANK = WORD
+    rank 0   repeats the words once it has them all         NAME/words = WORDS
+    others   find their word there; else wait for another offer
+
+The offer of a former start may be answered too, but what it repeats are words of former ranks.
+"""
+
+import json
 import os
+import time
+import uuid
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pipeplan.errors import InputError
+from pipeplan.runtime.errors import RuntimeMismatchError
 
-__all__ = ["join_ranks"]
+__all__ = ["agree_on_start", "join_ranks"]
 
 STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE_S = 300.0
+"""How long the ranks of one start may take to come: as long as torch waits for a store."""
+POLL_S = 0.05
 
 
 def join_ranks() -> None:
     """Initialize torch.distributed from torchrun's environment: NCCL with GPUs, else gloo.
 
-    torchrun's agent keeps its store over restarts, and with it the addresses of ranks that are no
-    more; each start gets a prefix of its own, so that nobody calls the dead.
+    Where nodes come and go, start torchrun with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: its
+    agents go on using the first store that they have shared, even if it is gone with its node.
     """
     missing = [name for name in STORE_VARIABLES if name not in os.environ]
     if missing:
         raise InputError(f"{missing[0]}: is not set; start the ranks with torchrun")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)
+        dist.init_process_group(backend)  # the store is rank 0's own, and new in each start
         return
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        kept = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+        )
+        starts = dist.PrefixStore("pipeplan-starts", kept)  # type: ignore[attr-defined]
+        name = agree_on_start(starts, rank, world_size)
+    except (dist.DistError, TimeoutError) as error:
+        raise RuntimeMismatchError(
+            f"ranks: not all {world_size} have come to the store within {PATIENCE_S:.0f} s; where"
+            " nodes come and go, start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        ) from error
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"start-{start}", store),  # type: ignore[attr-defined]
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        store=dist.PrefixStore(name, starts),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=world_size,
     )
+
+
+def agree_on_start(store: Any, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> str:
+    """A name that the ranks of this start share with each other and with no other start."""
+    if rank == 0:
+        return _offer(store, world_size, patience_s)
+    return _answer(store, rank, patience_s)
+
+
+def _offer(store: Any, world_size: int, patience_s: float) -> str:
+    name = uuid.uuid4().hex
+    answers = [f"{name}/answer/{rank}" for rank in range(1, world_size)]
+    store.set("offer", name)
+    store.wait(answers, timedelta(seconds=patience_s))
+    words = [store.get(answer).decode() for answer in answers]
+    store.set(f"{name}/words", json.dumps(words))
+    return name
+
+
+def _answer(store: Any, rank: int, patience_s: float) -> str:
+    word, answered = uuid.uuid4().hex, ""
+    deadline = time.monotonic() + patience_s
+    store.wait(["offer"], timedelta(seconds=patience_s))
+    while time.monotonic() < deadline:
+        name: str = store.get("offer").decode()
+        if name != answered:
+            store.set(f"{name}/answer/{rank}", word)
+            answered = name
+        if store.check([f"{name}/words"]) and word in json.loads(store.get(f"{name}/words")):
+            return name
+        time.sleep(POLL_S)
+    raise TimeoutError(f"rank 0 has not taken the answer of rank {rank}")
