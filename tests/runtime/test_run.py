@@ -1,10 +1,13 @@
 """`python -m pipeplan.run` and the examples, started as people start them."""
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,55 @@ def test_run_trains_and_writes_a_trace(tmp_path):
     assert "(predicted" in lines[0]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     check_trace(events, num_devices=2, num_microbatches=4)
+
+
+def find_rank(rank, mark):
+    """The process of a rank, by the variables that it inherits."""
+    wanted = {f"RANK={rank}".encode(), f"MARK={mark}".encode()}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted <= set(path.read_bytes().split(b"\0")):
+                return int(path.parent.name)
+    raise AssertionError(f"there is no rank {rank}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc")
+@pytest.mark.parametrize(
+    ("victim", "number", "what"),
+    [
+        (1, signal.SIGKILL, "rank 1 (stage 1 on d1) died"),
+        pytest.param(0, signal.SIGKILL, "rank 0 (stage 0 on d0) died", marks=pytest.mark.full),
+        pytest.param(1, signal.SIGINT, "rank 1 (stage 1 on d1) was", marks=pytest.mark.full),
+    ],
+)
+def test_torchrun_says_which_rank_ended(tmp_path, victim, number, what):
+    (arguments, _), mark = run_arguments(tmp_path), str(tmp_path)
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments)
+    with (
+        few_at_once(),
+        open(tmp_path / "stderr", "w") as stderr,
+        subprocess.Popen(
+            [*map(str, command), "--steps", "100000"],
+            cwd=EXAMPLES,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MARK": mark},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as started,
+    ):
+        for _ in range(3):  # steps that are done
+            assert started.stdout.readline().startswith("step")
+        os.kill(find_rank(victim, mark), number)
+        began = time.monotonic()
+        started.stdout.read()
+        assert started.wait(timeout=60) != 0
+    assert time.monotonic() - began < 30
+    text = (tmp_path / "stderr").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("pipeplan:")]
+    assert len(lines) == 1, text
+    assert lines[0].startswith(f"pipeplan: {what}")
+    with pytest.raises(AssertionError, match="there is no rank"):
+        find_rank(1 - victim, mark)
 
 
 @pytest.mark.full
