@@ -323,3 +323,18 @@ def test_first_profile(make):
         assert layer.output_bytes > 0
     assert profile.layers[1].output_bytes == (4 * 12 * 4 if make is make_mlp else 4 * 5 * 12 * 4)
     assert all(not parameter.is_meta for parameter in model.parameters())
+
+
+def test_last_layers_memory_is_what_its_loss_needs_at_once():
+    """Logarithms of probabilities are kept; their gradient and that of logits come and go."""
+    rows, vocabulary = 64, 500
+    model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, vocabulary))
+    targets = torch.randint(vocabulary, (rows,))
+    loss_fn = nn.functional.cross_entropy
+    profile = profile_layers(model, torch.randn(rows, 12), loss_fn=loss_fn, targets=targets)
+    logits_bytes = rows * vocabulary * 4
+    assert profile.layers[0].activation_bytes == rows * 12 * 4
+    assert profile.layers[1].activation_bytes == pytest.approx(3 * logits_bytes, rel=0.1)
+    alone = profile_layers(model, torch.randn(rows, 12))
+    assert alone.layers[1].activation_bytes == rows * 12 * 4
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -2,6 +2,10 @@
 
 Layers see the inputs that they see in the whole model, recorded in one forward. What stands before
 and behind a layer list is timed as a stage of its own.
+
+Activations are what autograd keeps for the backward. The last layer's, with its loss, are all that
+is alive at once in its forward and backward: over a large vocabulary the gradients of logits and of
+their logarithms are several times what is kept, and the last stage's memory is made of them.
 """
 
 import copy
@@ -15,6 +19,7 @@ import torch
 from torch import nn
 
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.splitting.footprint import AliveBytes, KeptBytes
 from pipeplan.splitting.layout import Layout, LayoutKind, lay_out
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.parts import Part, cut
@@ -172,37 +177,30 @@ def _single_part(model: nn.Module, layout: Layout, atom: int) -> tuple[Part, lis
 
 def _measure(unit: _Unit, loss: Callable[[Any], torch.Tensor] | None, repeats: int) -> _Figures:
     parameters = unit.parameters
-    saved: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
+    with KeptBytes(parameters) as kept:
+        output, roots = _run(unit, _entered(unit), loss)
+    _backward(roots)
+    activation_bytes = kept.total
+    if loss is not None:
+        entered = _entered(unit)
+        with AliveBytes(parameters) as alive:
+            _backward(_run(unit, entered, loss)[1])
+        entered_bytes = sum(tensor.nbytes for tensor in tensors_in(entered))
+        activation_bytes = max(activation_bytes, entered_bytes + alive.most)
+    del roots
     forward_ms, backward_ms = [], []
-    for run in range(repeats + 1):  # the first one warms up, and shows what is kept
-        entered = map_tensors(unit.entered, lambda tensor: tensor.detach())
-        for tensor in [t for t in tensors_in(entered) if t.is_floating_point()][:1]:
-            tensor.requires_grad_()
+    for _ in range(repeats):
+        entered = _entered(unit)
         start_s = _now_s(parameters)
-        if run == 0:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                output = unit.run(entered)
-                roots = [loss(output)] if loss else _roots(output)
-        else:
-            output = unit.run(entered)
-            roots = [loss(output)] if loss else _roots(output)
+        roots = _run(unit, entered, loss)[1]
         middle_s = _now_s(parameters)
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        _backward(roots)
         end_s = _now_s(parameters)
-        for parameter in parameters:
-            parameter.grad = None
-        if run:
-            forward_ms.append((middle_s - start_s) * MS_IN_S)
-            backward_ms.append((end_s - middle_s) * MS_IN_S)
+        del roots
+        forward_ms.append((middle_s - start_s) * MS_IN_S)
+        backward_ms.append((end_s - middle_s) * MS_IN_S)
+    for parameter in parameters:
+        parameter.grad = None
     leaving = tensors_in(output)
     return _Figures(
         forward_ms=median(forward_ms),
@@ -210,11 +208,32 @@ def _measure(unit: _Unit, loss: Callable[[Any], torch.Tensor] | None, repeats: i
         output_bytes=float(sum(tensor.nbytes for tensor in leaving)),
         gradient_bytes=float(sum(tensor.nbytes for tensor in leaving if tensor.requires_grad)),
         parameter_bytes=float(sum(parameter.nbytes for parameter in parameters)),
-        activation_bytes=float(sum(saved.values())),
+        activation_bytes=float(activation_bytes),
         output=map_tensors(output, lambda tensor: tensor.detach())
         if isinstance(output, torch.Tensor | tuple | list | dict)
         else output,
     )
+
+
+def _entered(unit: _Unit) -> Any:
+    """What the unit is called with, the first tensor of it with a gradient."""
+    entered = map_tensors(unit.entered, lambda tensor: tensor.detach())
+    for tensor in [t for t in tensors_in(entered) if t.is_floating_point()][:1]:
+        tensor.requires_grad_()
+    return entered
+
+
+def _run(
+    unit: _Unit, entered: Any, loss: Callable[[Any], torch.Tensor] | None
+) -> tuple[Any, list[torch.Tensor]]:
+    """The output, and what the backward begins with."""
+    output = unit.run(entered)
+    return output, [loss(output)] if loss else _roots(output)
+
+
+def _backward(roots: list[torch.Tensor]) -> None:
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 
 def _roots(output: Any) -> list[torch.Tensor]:

@@ -1,0 +1,96 @@
+"""What a layer's forward and backward hold in memory, counted by tensors' storages."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeplan.splitting.nesting import tensors_in
+
+__all__ = ["AliveBytes", "KeptBytes"]
+
+
+class KeptBytes:
+    """What autograd keeps of the forward inside for the backward; parameters do not count."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._kept: dict[int, int] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    @property
+    def total(self) -> int:
+        """The sum; a storage that several operations keep counts once."""
+        return sum(self._kept.values())
+
+    def __enter__(self) -> "KeptBytes":
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._hooks.__exit__()
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+class AliveBytes(TorchDispatchMode):
+    """The most bytes of new tensors that are alive at once inside.
+
+    What becomes a parameter's gradient counts until it is one.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._hooks: list[Any] = []
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._now = self.most = 0
+
+    def __enter__(self) -> "AliveBytes":
+        for parameter in self._parameters:
+            parameter.grad = None
+            hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._forget_gradient
+            )
+            self._hooks.append(hook)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and count what it makes."""
+        output = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(output):
+            storage = tensor.untyped_storage()
+            key, num_bytes = id(storage), storage.nbytes()
+            if key not in self._storages:
+
+                def gone(_: Any, key: int = key, num_bytes: int = num_bytes) -> None:
+                    self._forget(key, num_bytes)
+
+                self._storages[key] = weakref.ref(storage, gone)
+                self._now += num_bytes
+        self.most = max(self.most, self._now)
+        return output
+
+    def _forget_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            storage = parameter.grad.untyped_storage()
+            self._forget(id(storage), storage.nbytes())
+
+    def _forget(self, key: int, num_bytes: int) -> None:
+        if self._storages.pop(key, None) is not None:
+            self._now -= num_bytes
