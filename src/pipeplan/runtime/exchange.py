@@ -54,6 +54,7 @@ class Exchange:
         transport: Transport,
         store: Any,
         receive_ahead: int | None,
+        parameter_bytes: int = 0,
     ) -> None:
         self.plan, self.transport, self._store = plan, transport, store
         self.stage, replica = place
@@ -61,7 +62,9 @@ class Exchange:
         cost = CostModel(plan.model, plan.cluster)
         self._in_flight = plan.schedule.most_in_flight(self.stage)
         predicted_gb = cost.memory_gb(plan.stages[self.stage], self._in_flight)[replica]
-        spare_bytes = max(SMALL_BYTES, MARGIN * predicted_gb * BYTES_IN_GB)
+        # A profile without sizes predicts nothing; the parameters are there all the same.
+        held_bytes = max(predicted_gb * BYTES_IN_GB, parameter_bytes)
+        spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
         self._use_bytes = spare_bytes / NUM_USES
         self._sends: dict[Kind, Sends] = {}
         self._kinds_in: dict[str, tuple[list[TensorKind], Any]] = {}

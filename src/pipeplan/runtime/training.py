@@ -177,7 +177,10 @@ class Pipeline:
                 amp_dtype=amp_dtype,
                 loss=self._loss if self._is_last else None,
             )
-            self._exchange = Exchange(plan, place, self._transport, self._store, receive_ahead)
+            parameter_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
+            self._exchange = Exchange(
+                plan, place, self._transport, self._store, receive_ahead, parameter_bytes
+            )
             self._set_up_parameters(self.model, held_by, tie_groups, optimizer_fn, bucket_bytes)
         self.num_steps = 0
         """Steps taken, those of a loaded checkpoint included."""
