@@ -56,9 +56,7 @@ def run_command(
     from pipeplan.files import read_plan
     from pipeplan.runtime import Pipeline, join_ranks
 
-    read = read_plan(plan)
-    if not as_is:
-        read = _runnable(read)
+    read = _runnable(read_plan(plan), as_is=as_is)
     model = find_function(build)()
     make_batch = find_function(data or _beside(build, "make_batch"))
     loss_fn = find_function(loss or _beside(build, "loss_fn"))
@@ -86,17 +84,23 @@ def run_command(
             dist.destroy_process_group()
 
 
-def _runnable(read: Plan) -> Plan:
+def _runnable(read: Plan, *, as_is: bool) -> Plan:
     """The plan, or one for the same inputs whose stages all have a row for each replica."""
     rows = read.model.microbatch_size
-    if all(stage.num_replicas <= rows for stage in read.stages):
+    most = max(range(read.num_stages), key=lambda stage: read.stages[stage].num_replicas)
+    if read.stages[most].num_replicas <= rows:
         return read
+    reason = (
+        f"stages[{most}]: has {read.stages[most].num_replicas} replicas, more than a microbatch"
+        f" has rows ({rows})"
+    )
+    if as_is:
+        raise InputError(f"{reason}; plan with --runnable, or leave out --as-is")
     from pipeplan.planning import plan
 
     if os.environ.get("RANK") == "0":
         click.echo(
-            f"pipeplan: a stage has more replicas than a microbatch has rows ({rows}); planning"
-            " anew without such stages (--as-is refuses instead)",
+            f"pipeplan: {reason}; planning anew without such stages (--as-is refuses instead)",
             err=True,
         )
     return plan(read.model, read.cluster, read.microbatches, runnable=True, seed=read.seed)

@@ -1,6 +1,7 @@
 """`python -m pipeplan.run` and the examples, started as people start them."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -151,6 +152,19 @@ def test_mistakes_take_one_line(tmp_path):
     said = [line for line in done.stderr.splitlines() if line.startswith("pipeplan:")]
     assert said == [
         "pipeplan: 'text_model:nothing': the module 'text_model' has no function 'nothing'"
+    ]
+    plan = pp.read_plan(tmp_path / "text.plan.json")
+    wide = (pp.Stage(layers=range(len(plan.model.layers)), devices=(0, 1)),)
+    narrow = dataclasses.replace(plan.model, microbatch_size=1)
+    schedule = pp.Schedule(plan.schedule.orders[:1])
+    wide_plan = dataclasses.replace(plan, model=narrow, stages=wide, schedule=schedule)
+    pp.write_plan(wide_plan, tmp_path / "wide.plan.json")
+    run = ("-m", "pipeplan.run", tmp_path / "wide.plan.json", "text_model:build_model")
+    done = torchrun(2, *run, "--as-is", cwd=EXAMPLES)
+    said = [line for line in done.stderr.splitlines() if line.startswith("pipeplan:")]
+    assert said == [
+        "pipeplan: stages[0]: has 2 replicas, more than a microbatch has rows (1); plan with"
+        " --runnable, or leave out --as-is"
     ]
     alone = subprocess.run(
         [sys.executable, "-m", "pipeplan.run", "plan.json", "text_model:build_model"],

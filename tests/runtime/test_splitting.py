@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import json
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +14,7 @@ from torch import nn  # noqa: E402
 from pipeplan.runtime.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.splitting import cut, holders, lay_out, profile_layers  # noqa: E402
 from pipeplan.splitting.layout import LayoutKind  # noqa: E402
+from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors  # noqa: E402
 from runtime.samples import Block, TinyLanguageModel, make_mlp  # noqa: E402
 
 NAMES = ("before", "blocks.0", "blocks.1", "blocks.2", "behind")
@@ -276,6 +279,26 @@ def test_one_module_may_stand_in_several_places_of_a_sequential():
     assert torch.equal(value, expected)
     stages = [range(3), range(3, 6)]
     assert holders(model, layout, stages)["0.weight"] == {0, 1}
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    scale: float
+
+
+def test_named_tuples_cross_cuts():
+    value = (Point(torch.ones(2), 0.5), [None, torch.zeros(3)])
+    tensors, template = take_tensors(value, "here")
+    again = put_tensors(json.loads(json.dumps(template)), tensors)
+    assert again[0].x is value[0].x
+    assert isinstance(again[0], Point)
+    assert map_tensors(value, lambda tensor: tensor.shape[0]) == (Point(2, 0.5), [None, 3])
+
+    class Hidden(NamedTuple):
+        x: torch.Tensor
+
+    with pytest.raises(RuntimeMismatchError, match="other ranks cannot import it"):
+        take_tensors(Hidden(torch.ones(1)), "here")
 
 
 def test_a_list_of_one_module_many_times_is_explained():

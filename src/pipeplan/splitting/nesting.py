@@ -1,6 +1,8 @@
 """Tensors inside tuples, lists and dicts: taken out to be sent or divided, and put back."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,14 +31,25 @@ def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
     if isinstance(part, dict) and all(isinstance(key, str) for key in part):
         return ["dict", {key: _take(entry, tensors, where) for key, entry in part.items()}]
     if isinstance(part, tuple | list):
-        kind = "tuple" if isinstance(part, tuple) else "list"
-        return [kind, [_take(entry, tensors, where) for entry in part]]
+        entries = [_take(entry, tensors, where) for entry in part]
+        if hasattr(part, "_fields"):
+            return ["named", [_name_of(type(part), where), *entries]]
+        return ["tuple" if isinstance(part, tuple) else "list", entries]
     if part is None or isinstance(part, bool | int | float | str):
         return ["plain", part]
     raise RuntimeMismatchError(
         f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"
         " None can, alone or in tuples, lists and dicts"
     )
+
+
+def _name_of(kind: type, where: str) -> str:
+    if "<" in kind.__qualname__:
+        raise RuntimeMismatchError(
+            f"{where}: a {kind.__name__} cannot cross a cut, since other ranks cannot import it;"
+            " define it at the top of a module"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
@@ -49,6 +62,10 @@ def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
     if kind in ("tuple", "list"):
         entries = [put_tensors(entry, tensors) for entry in content]
         return tuple(entries) if kind == "tuple" else entries
+    if kind == "named":
+        module, _, name = content[0].partition(":")
+        fields = [put_tensors(entry, tensors) for entry in content[1:]]
+        return attrgetter(name)(import_module(module))(*fields)
     return content
 
 
@@ -60,6 +77,8 @@ def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.T
         return {key: map_tensors(entry, function, leaf) for key, entry in value.items()}
     if isinstance(value, tuple | list):
         entries = [map_tensors(entry, function, leaf) for entry in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*entries)
         return tuple(entries) if isinstance(value, tuple) else entries
     return value
 
