@@ -36,6 +36,23 @@ class Trouble(nn.Module):
         return x
 
 
+class Ready:
+    """Says that this rank has begun to set up, and leaves time for what comes then."""
+
+    def __init__(self, rank, folder):
+        self.rank, self.folder = rank, folder
+
+    def __call__(self, parameters):
+        open(os.path.join(self.folder, f"ready-{self.rank}"), "w").close()
+        time.sleep(600 if self.rank == 2 else 0)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+
+def set_up_slowly(rank, folder, how, options):
+    plan = cut_plan(list("01234"), [0, 1, 3], [1, 2, 1], 2, 4)
+    Pipeline(plan, make_mlp(), mlp_loss, Ready(rank, folder), watchdog=options)
+
+
 def train_until(rank, folder, how, options):
     model = make_mlp()
     model[3] = Trouble()
@@ -56,10 +73,10 @@ def train_until(rank, folder, how, options):
             time.sleep(600)
 
 
-def end_of(tmp_path, how="", signal_to=None, number=None, options=QUICK):
+def end_of(tmp_path, how="", signal_to=None, number=None, options=QUICK, work=train_until):
     """How long all ranks took to end, their exit codes and what they said."""
     said = tmp_path / "stderr.txt"
-    with Ranks(NUM_RANKS, train_until, str(tmp_path), how, options, stderr=str(said)) as ranks:
+    with Ranks(NUM_RANKS, work, str(tmp_path), how, options, stderr=str(said)) as ranks:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.glob("ready-*"))) < NUM_RANKS and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -79,6 +96,11 @@ def test_killed_rank_is_named(tmp_path):
     line, codes = end_of(tmp_path, signal_to=2, number=signal.SIGKILL, options=DEFAULT)
     assert line.startswith("pipeplan: rank 2 (stage 1 on d2) died")
     assert codes[2] == -signal.SIGKILL
+
+
+def test_rank_killed_while_setting_up_is_named(tmp_path):
+    line, _ = end_of(tmp_path, signal_to=2, number=signal.SIGKILL, work=set_up_slowly)
+    assert line.startswith("pipeplan: rank 2 (stage 1 on d2) died")
 
 
 def test_raising_rank_is_named(tmp_path):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.watchdog import Watchdog
 
-__all__ = ["failing_alone", "failing_together", "report_failure"]
+__all__ = ["failing_alone", "failing_together", "report_failure", "setting_up"]
 
 CONNECTION_WORDS = ("gloo", "connection", "nccl", "socket", "broken pipe")
 
@@ -40,6 +40,19 @@ def failing_together(watchdog: Watchdog) -> Iterator[None]:
             watchdog.await_verdict()
             watchdog.report(error)
         raise
+
+
+@contextmanager
+def setting_up(watchdog: Watchdog) -> Iterator[None]:
+    """What ranks do before the first step; what does not fit together, all of them find out."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, RuntimeMismatchError):
+            report_failure(watchdog, error)
+        watchdog.close()
+        raise
+    watchdog.enter("outside")
 
 
 def report_failure(watchdog: Watchdog, error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
 A step runs this rank's blocks in the plan's order::
 
-    for each block:   wait for its input - compute - start to send - post further receives
+    for each block:   wait for its input - post the next one's receive - compute - start to send
     then:             sum gradients - clip - optimizer - the batch's loss on every rank
 
 What it computes is ordinary training with the whole batch on one device, to rounding.
@@ -27,7 +27,7 @@ from pipeplan.runtime.batches import as_call, select_rows
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.exchange import Exchange, StepExchange
 from pipeplan.runtime.execution import BlockSeeds, Function, LossTerms, StageRunner
-from pipeplan.runtime.failing import failing_alone, failing_together, report_failure
+from pipeplan.runtime.failing import failing_alone, failing_together, report_failure, setting_up
 from pipeplan.runtime.geometry import Geometry, make_geometry
 from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.parameters import (
@@ -134,14 +134,57 @@ class Pipeline:
         stage_ranks = self._placement.ranks
         self._store = _make_store()
         watchdog_store = self._store.clone()  # a client that waits serves nobody else
-        self._transport = make_transport(self._placement.local_index[self.rank], stage_ranks)
         place = self._placement.find(self.rank)
         self.stage, self.replica = place if place else (-1, -1)
         """-1 for a rank that the plan leaves unused."""
-        self._groups = [
-            dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in stage_ranks
-        ]
+        self._is_last = self.stage == plan.num_stages - 1
+        self._order = plan.schedule[self.stage] if place else ()
+        self._metric_names = tuple(metrics or {})
+        self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
+        self._updater = Updater(
+            clip_norm=clip_norm, scaler=LossScaler(enabled=amp_dtype is torch.float16)
+        )
+        self._agreement = BatchAgreement(self.rank, stage_ranks[0][0], is_last=self._is_last)
+        self.num_steps = 0
+        """Steps taken, those of a loaded checkpoint included."""
+        self.metrics: dict[str, float] = {}
+        """The metrics of the last step or evaluation."""
+        self.iteration_ms = 0.0
+        """How long the last step took on this rank."""
+        self._geometries: dict[int, Geometry] = {}
+        self._events: list[Event] = []
+        self._watchdog = Watchdog(
+            watchdog_store, self.rank, self._rank_names(), watchdog or WatchdogOptions()
+        )
+        with setting_up(self._watchdog):
+            self._transport = make_transport(self._placement.local_index[self.rank], stage_ranks)
+            self._groups = [
+                dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in stage_ranks
+            ]
+            self._take_part(model, layers, init_fn, optimizer_fn, bucket_bytes, receive_ahead)
+            if self.model is not None:
+                self._runner = StageRunner(
+                    self._part,
+                    self._transport.device,
+                    seeds=BlockSeeds(seed=seed, stage=self.stage, replica=self.replica),
+                    recompute=plan.stages[self.stage].recompute,
+                    amp_dtype=amp_dtype,
+                    loss=self._loss if self._is_last else None,
+                )
+            dist.barrier()
+        self._zero_s = self._start_s = time.perf_counter()
 
+    def _take_part(
+        self,
+        model: nn.Module,
+        layers: Sequence[str] | None,
+        init_fn: Callable[[nn.Module], None] | None,
+        optimizer_fn: OptimizerFn,
+        bucket_bytes: float,
+        receive_ahead: int | None,
+    ) -> None:
+        """Cut this rank's part out of the model, with its parameters and channels."""
+        plan = self.plan
         names = [layer.name for layer in plan.model.layers]
         if layers is not None and len(layers) != len(names):
             raise RuntimeMismatchError(
@@ -152,49 +195,25 @@ class Pipeline:
         held_by = holders(model, layout, [stage.layers for stage in plan.stages])
         self.first_name_of = first_names(model)
         """The name by which the whole model knows each parameter first; tied ones have several."""
-        tie_groups = make_tie_groups(held_by, stage_ranks)
-        self._is_last = self.stage == plan.num_stages - 1
-        self._order = plan.schedule[self.stage] if place else ()
-        self._metric_names = tuple(metrics or {})
-        self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
-        self._updater = Updater(
-            clip_norm=clip_norm, scaler=LossScaler(enabled=amp_dtype is torch.float16)
-        )
-        self._agreement = BatchAgreement(self.rank, stage_ranks[0][0], is_last=self._is_last)
+        tie_groups = make_tie_groups(held_by, self._placement.ranks)
         self._reducer = GradientReducer([], [])
         self._exchange: Exchange | None = None
         self.model: nn.Module | None = None
         """This rank's part of the model; None for an unused rank."""
-        if place:
-            self._part = cut(model, layout, plan.stages[self.stage].layers)
-            self.model = self._part.model
-            materialise(self.model, self._transport.device, init_fn)
-            self._runner = StageRunner(
-                self._part,
-                self._transport.device,
-                seeds=BlockSeeds(seed=seed, stage=self.stage, replica=self.replica),
-                recompute=plan.stages[self.stage].recompute,
-                amp_dtype=amp_dtype,
-                loss=self._loss if self._is_last else None,
-            )
-            parameter_bytes = sum(parameter.nbytes for parameter in self.model.parameters())
-            self._exchange = Exchange(
-                plan, place, self._transport, self._store, receive_ahead, parameter_bytes
-            )
-            self._set_up_parameters(self.model, held_by, tie_groups, optimizer_fn, bucket_bytes)
-        self.num_steps = 0
-        """Steps taken, those of a loaded checkpoint included."""
-        self.metrics: dict[str, float] = {}
-        """The metrics of the last step or evaluation."""
-        self.iteration_ms = 0.0
-        """How long the last step took on this rank."""
-        self._geometries: dict[int, Geometry] = {}
-        self._events: list[Event] = []
-        dist.barrier()
-        self._zero_s = self._start_s = time.perf_counter()
-        self._watchdog = Watchdog(
-            watchdog_store, self.rank, self._rank_names(), watchdog or WatchdogOptions()
+        if self.stage < 0:
+            return
+        self._part = cut(model, layout, plan.stages[self.stage].layers)
+        self.model = self._part.model
+        materialise(self.model, self._transport.device, init_fn)
+        self._exchange = Exchange(
+            plan,
+            (self.stage, self.replica),
+            self._transport,
+            self._store,
+            receive_ahead,
+            sum(parameter.nbytes for parameter in self.model.parameters()),
         )
+        self._set_up_parameters(self.model, held_by, tie_groups, optimizer_fn, bucket_bytes)
 
     # ------------------------------------------------------------------ the step
 
