@@ -6,7 +6,7 @@ uneven shares, recomputation, latency, asymmetric links, devices of different sp
 Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighbouring stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts"]
+__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median"]
 
 Floats = NDArray[np.float64]
 
@@ -51,6 +51,13 @@ class PipelineCosts:
         if self.half_duplex:
             return self.send_forward_ms_C + self.send_backward_ms_C
         return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one; `np.median` would first import more than a small pipeline takes to plan."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return float((ordered[middle] + ordered[-1 - middle]) / 2)
 
 
 class CostModel:

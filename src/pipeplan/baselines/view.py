@@ -23,7 +23,7 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import CostModel, Floats
+from pipeplan.cost import CostModel, Floats, median
 from pipeplan.pipeline import Stage
 from pipeplan.problem import Draft, Problem
 from pipeplan.schedules import SCHEDULES
@@ -94,7 +94,7 @@ def view_cluster(cost: CostModel) -> ClusterView:
         flat_bytes_per_ms=flat,
         inside_bytes_per_ms=_mean_rate(bytes_per_ms[same_host & different], flat),
         between_bytes_per_ms=_mean_rate(bytes_per_ms[~same_host], flat),
-        speed=float(np.median(cost.speed_D[list(ranks)])),
+        speed=median(cost.speed_D[list(ranks)]),
         memory_bytes=min((limit * 1e9 for limit in limits if limit is not None), default=inf),
     )
 

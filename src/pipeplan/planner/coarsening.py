@@ -14,9 +14,7 @@ import heapq
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from pipeplan.cost import CostModel
+from pipeplan.cost import CostModel, median
 from pipeplan.profile import LayerProfile, ModelProfile
 
 __all__ = ["CoarseModel", "coarsen", "needless_cuts"]
@@ -101,7 +99,7 @@ def needless_cuts(cost: CostModel) -> set[int]:
 def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:
     work_ms_L = cost.forward_ms_L + cost.backward_ms_L
     cut_bytes = {end: cost.output_bytes_L[end - 1] + cost.gradient_bytes_L[end - 1] for end in ends}
-    median_bytes = float(np.median(list(cut_bytes.values()))) or 1.0
+    median_bytes = median(cut_bytes.values()) or 1.0
     average_ms = float(work_ms_L.sum()) / max_layers or 1.0
     group_ms = {
         end: float(work_ms_L[first:end].sum())
