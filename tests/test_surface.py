@@ -257,3 +257,14 @@ def test_imports_stay_light(module, unwanted):
     script = f"import sys, {module}; print([m for m in {unwanted} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_planning_loads_no_more_of_numpy_than_it_needs():
+    """`np.median` and `np.unique` import masked arrays, which takes as long as a small plan."""
+    script = (
+        "import sys, pipeplan as pp; from pipeplan import zoo;"
+        "pp.plan(zoo.model('vgg19'), zoo.cluster('4x2-10g'), 4);"
+        "print('numpy.ma' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("False\n", "")

@@ -54,7 +54,8 @@ def split_alpa(cost: CostModel, view: ClusterView, num_microbatches: int) -> Spl
     """The stages with the least latency by Alpa's formula."""
     sizes = submesh_sizes(view)
     stage_ms_KLL = _stage_times(cost, view, sizes, num_microbatches)
-    candidates = np.unique(stage_ms_KLL[np.isfinite(stage_ms_KLL)])
+    values = np.sort(stage_ms_KLL[np.isfinite(stage_ms_KLL)])
+    candidates = values[np.concatenate(([True], np.diff(values) > 0))]
     solved: dict[int, _Choice] = {}
 
     def solve(index: int) -> float:
