@@ -209,7 +209,84 @@ class Scaled(TinyLanguageModel):
         return self.head(self.norm(x))
 
 
-@pytest.mark.parametrize("make", [PastTheList, Skips, Scaled])
+class MaskedByEmbedding(TinyLanguageModel):
+    """Asks embeddings for a mask behind its layers."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        mask = x.abs().sum(-1, keepdim=True) > 0
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)) * mask
+
+
+class Routed(TinyLanguageModel):
+    """Makes an index of embeddings."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        way = x.argmax(-1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)) + way.unsqueeze(-1)
+
+
+class HandTied(TinyLanguageModel):
+    """Takes another module's weight for its head."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.embed.weight.T + self.head(x).sum()
+
+
+class OnlyInTraining(TinyLanguageModel):
+    def forward(self, tokens):
+        first = x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + first if self.training else x))
+
+
+def test_training_and_evaluation_are_looked_at_each():
+    model, tokens = OnlyInTraining(), torch.randint(17, (2, 5))
+    part = cut(copy.deepcopy(model), lay_out(model), range(3, 5))
+    carried = torch.randn(2, 5, 12)
+    part.model.eval()
+    part(carried, (tokens,), {})
+    part.model.train()
+    with pytest.raises(RuntimeMismatchError, match="use values of other stages that no layer"):
+        part(carried, (tokens,), {})
+
+
+def test_looking_leaves_no_trace():
+    """Dropout draws what it would draw, and running means count a microbatch once."""
+
+    class Noisy(TinyLanguageModel):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+            self.means = nn.BatchNorm1d(5)
+
+        def forward(self, tokens):
+            return self.drop(self.means(super().forward(tokens)))
+
+    model, tokens = Noisy(), torch.randint(17, (4, 5))
+    part = cut(copy.deepcopy(model), lay_out(model), range(3, 5))
+    carried = torch.randn(4, 5, 12)
+    outputs = []
+    for count in (1, 2):
+        torch.manual_seed(3)
+        outputs.append((part(carried, (tokens,), {}), torch.rand(1)))
+        assert part.model.means.num_batches_tracked == count
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert torch.equal(outputs[0][1], outputs[1][1])
+
+
+@pytest.mark.parametrize(
+    "make", [PastTheList, Skips, Scaled, MaskedByEmbedding, Routed, HandTied, OnlyInTraining]
+)
 @pytest.mark.parametrize("cut_at", [1, 3])
 def test_values_that_no_layer_returns_are_noticed(make, cut_at):
     model, tokens = make(), torch.randint(17, (2, 5))

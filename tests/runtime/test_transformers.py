@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402
 
-from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
@@ -149,3 +149,12 @@ def test_layers_by_the_models_own_names(kind):
     for layers in stages:
         value = cut(copy.deepcopy(model), layout, layers)(value, (), batch)
     assert torch.equal(value.logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_what_collects_of_all_layers_is_refused(name):
+    model = make_bert()
+    batch, _ = make_data(1)[0]
+    part = cut(model, lay_out(model), range(3, 6))
+    with pytest.raises(RuntimeMismatchError, match=f"{name} collects something of each layer"):
+        part(torch.randn(ROWS, LENGTH, 32), (), {**batch, name: True})

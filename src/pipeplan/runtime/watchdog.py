@@ -127,7 +127,8 @@ class Watchdog:
                 return
             count += 1
             if os.getppid() != self._parent:
-                self._end(1)
+                self._end_without_launcher()
+                return
             try:
                 if is_asked:
                     self._seek_reason()
@@ -253,6 +254,18 @@ class Watchdog:
                 return
             time.sleep(0.1)
 
+    def _end_without_launcher(self) -> None:
+        """The launcher may have held the store, so nobody is asked who speaks."""
+        self.failure = "the launcher is gone; all ranks end"
+        self._say_alone()
+        self._end(1)
+
+    def _say_alone(self, without: int | None = None) -> None:
+        """Speak if this is the first rank of its host, but for one: settled by number alone."""
+        mine = [r for r, other in enumerate(self._processes) if r != without and _is_here(other)]
+        if self.failure is not None and (not mine or mine[0] == self._rank):
+            _say(self.failure)
+
     def _end_without_store(self) -> None:
         """Blame rank 0, which holds the store; the first other rank of each host speaks.
 
@@ -261,15 +274,14 @@ class Watchdog:
         self._stop.wait(self._options.beat_s)
         if self._stop.is_set():
             return  # this rank is done; the store went with one that was done before
+        if os.getppid() != self._parent:
+            self._end_without_launcher()
+            return
         process = self._processes[0]
         gone = _is_here(process) and not _is_alive(process)
         reason = "died" if gone else "is out of reach: its store is gone"
         self.failure = self._text(0, reason)
-        speaker = next(
-            (r for r, other in enumerate(self._processes) if r and _is_here(other)), self._rank
-        )
-        if speaker == self._rank:
-            _say(self.failure)
+        self._say_alone(without=0)
         self._end(1)
 
 

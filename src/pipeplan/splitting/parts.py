@@ -13,11 +13,11 @@ return, at no cost, since the model's forward may ask for that shape. So do skip
 without parameters stay everywhere: their outputs (masks, rotary tensors) are computed again.
 
 Nothing crosses a cut but what a layer returns. A model that carries more past its layers, such as
-`x = block(x) + x0`, lets NaN through, which is noticed in its first microbatch.
+`x = block(x) + x0`, computes with what stands for values of other stages; that is noticed in the
+first microbatch, which runs with other stand-ins too and has to return the same.
 """
 
 import inspect
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +27,13 @@ from torch import nn
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
-from pipeplan.splitting.stands import Absent, Outline, Passage, Skip
+from pipeplan.splitting.stands import Absent, Fill, Outline, Passage, Skip
 
 __all__ = ["Part", "cut", "holders"]
 
+
+COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""Options of Hugging Face's models."""
 
 CHAIN_NOTE = (
     "pipeplan: layers named one by one are a chain, each called with what the one before returns"
@@ -151,7 +154,8 @@ class _ListPart(Part):
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # a cache is for generation only
-        self._is_checked = self.is_first and self.is_last
+        self._checked_modes = {True, False} if self.is_first and self.is_last else set()
+        """For training and evaluation, whether its first microbatch has been looked at."""
         self._passage = Passage()
         self._replace_sides(layout, 0 in atoms, len(layout.atoms) - 1 in atoms)
         for atom in range(1, len(layout.atoms) - 1):
@@ -183,12 +187,54 @@ class _ListPart(Part):
                 self.model.set_submodule(name, Absent(name, module))
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.model.training in self._checked_modes:
+            return self._run(carried, args, kwargs)
+        self._checked_modes.add(self.model.training)
+        self._require_own_outputs(kwargs)
+        call = map_tensors([carried, args, kwargs], _copy)
+        devices = _cuda_devices(call)
+        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
         output = self._run(carried, args, kwargs)
-        if not self._is_checked:
-            self._is_checked = True
-            if _has_nan(output) and not _has_nan(carried):
-                self._refuse_nothing(carried, args, kwargs)
+        with torch.random.fork_rng(devices):
+            others = []
+            for fill in (Fill.ZERO, Fill.RANDOM):
+                torch.set_rng_state(states[0])
+                for device, state in zip(devices, states[1:], strict=True):
+                    torch.cuda.set_rng_state(state, device)
+                copies = map_tensors(call, _copy)
+                others.append(self._run_with(fill, copies))
+        if not all(_are_same(output, other) for other in others):
+            raise RuntimeMismatchError(
+                f"model: the layers {self.layers_text} use values of other stages that no layer"
+                " returns, such as x0 in x = block(x) + x0, a mask made of embeddings, or a weight"
+                " taken from another module; such values do not cross a cut: make it a chain of"
+                " modules that return all that later ones need"
+            )
         return output
+
+    def _run_with(self, fill: Fill, call: list[Any]) -> Any:
+        """What the same call returns with another fill, None if it fails; leaves no trace."""
+        carried, args, kwargs = call
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self._passage.fill = fill
+        try:
+            return self._run(carried, args, kwargs)
+        except Exception:  # with the first fill it did not fail
+            return None
+        finally:
+            self._passage.fill = Fill.NAN
+            for buffer, value in kept:
+                buffer.data.copy_(value)
+
+    def _require_own_outputs(self, kwargs: dict[str, Any]) -> None:
+        """Refuse options by which a model collects something of each of its layers."""
+        config = getattr(self.model, "config", None)
+        for name in COLLECTED:
+            if kwargs.get(name) or getattr(config, name, False):
+                raise RuntimeMismatchError(
+                    f"model: {name} collects something of each layer, but a stage has only its"
+                    " own; set it to False"
+                )
 
     def _run(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._arrived, self._passage.inside = carried, False
@@ -204,19 +250,6 @@ class _ListPart(Part):
                 " name its layers explicitly"
             )
         return output
-
-    def _refuse_nothing(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise if NaN in the output come of what stands for values of other stages."""
-        self._passage.value = 0.0
-        with torch.no_grad():
-            is_genuine = _has_nan(self._run(carried, args, kwargs))
-        self._passage.value = math.nan
-        if not is_genuine:
-            raise RuntimeMismatchError(
-                f"model: the layers {self.layers_text} use values of other stages that no layer"
-                " returns (as x = block(x) + x0 does); such values do not cross a cut: make it a"
-                " chain of modules that return all that later ones need"
-            )
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._passage.inside = True
@@ -261,12 +294,30 @@ def _leave_with_output(module: nn.Module, args: Any, output: Any) -> None:
     raise _Leave(output)
 
 
-def _has_nan(value: Any) -> bool:
-    return any(
-        bool(tensor.detach().isnan().any())
-        for tensor in tensors_in(value)
-        if tensor.is_floating_point()
-    )
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with a gradient where the original has one, and no leaf: layers may work in place."""
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
+
+
+def _are_same(first: Any, second: Any) -> bool:
+    """Whether two outputs are equal to rounding, NaN included."""
+    pairs = list(zip(tensors_in(first), tensors_in(second), strict=False))
+    if len(tensors_in(first)) != len(tensors_in(second)):
+        return False
+    return all(a.shape == b.shape and _are_close(a.detach(), b.detach()) for a, b in pairs)
+
+
+def _are_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    finite = a[a.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * largest, equal_nan=True)
+
+
+def _cuda_devices(value: Any) -> list[int]:
+    found = {tensor.device.index for tensor in tensors_in(value) if tensor.is_cuda}
+    return sorted(index for index in found if index is not None)
 
 
 def _keywords(module: nn.Module) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ Each lets the original's attributes through, which models ask for (`self.embed.w
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -20,21 +21,34 @@ from torch import nn
 from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, take_tensors
 
-__all__ = ["Absent", "Outline", "Passage", "Skip", "Stand"]
+__all__ = ["Absent", "Fill", "Outline", "Passage", "Skip", "Stand"]
+
+
+class Fill(Enum):
+    """Values that stand for those of other stages; nothing may depend on which."""
+
+    NAN = auto()
+    ZERO = auto()
+    RANDOM = auto()
 
 
 @dataclass(slots=True)
 class Passage:
     """How a part's forward goes past what is not its own."""
 
-    value: float = math.nan
+    fill: Fill = Fill.NAN
     """What stands for values of other stages."""
     inside: bool = False
     """Whether it has come to the layer list."""
 
     def like(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A tensor of that shape and type that takes no memory; zeros where there is no NaN."""
-        value = self.value if tensor.is_floating_point() else 0
+        """A tensor of that shape and type, which takes no memory except when it is random."""
+        if self.fill is Fill.RANDOM:
+            generator = torch.Generator().manual_seed(tensor.numel())
+            values = torch.randn(tensor.shape, generator=generator)
+            made = values if tensor.is_floating_point() else values > 0
+            return made.to(device, tensor.dtype)
+        value = math.nan if self.fill is Fill.NAN and tensor.is_floating_point() else 0
         return torch.full((), value, dtype=tensor.dtype, device=device).expand(tensor.shape)
 
 
