@@ -179,10 +179,6 @@ class StageRunner:
                 tensor.grad = None
         return gradients
 
-    def forget(self) -> None:
-        """Drop what an interrupted step has kept."""
-        self._kept.clear()
-
     def _keep(self, microbatch: int, kept: _Kept) -> None:
         if not self._evaluates:
             self._kept[microbatch] = kept
