@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 KERNELS := $(wildcard src/pipeplan/_core/*.cpp src/pipeplan/_core/*.hpp)
 
+# An editable installation knows the modules that were there when it was made. Their list is a file
+# that is touched only where it changes, so that a new module installs anew and an edit does not.
+$(shell mkdir -p $(VENV); find src/pipeplan -name '*.py' | sort > $(VENV)/modules.new; \
+  cmp -s $(VENV)/modules.new $(VENV)/modules || cp $(VENV)/modules.new $(VENV)/modules)
+
 .PHONY: demo test test-full lint bench clean
 
 demo: $(VENV)/installed
@@ -27,7 +32,7 @@ $(VENV)/tools: constraints.txt
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
-$(VENV)/installed: $(VENV)/tools pyproject.toml CMakeLists.txt $(KERNELS)
+$(VENV)/installed: $(VENV)/tools $(VENV)/modules pyproject.toml CMakeLists.txt $(KERNELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e .
 	$(BIN)/python -m compileall -q src/pipeplan
 	touch $@

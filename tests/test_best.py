@@ -14,13 +14,13 @@ from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Stage
-from pipeplan.planner.coarsening import coarsen, needless_cuts
-from pipeplan.planner.device_classes import device_classes, num_set_triples
-from pipeplan.planner.device_orders import device_orders
-from pipeplan.planner.exact import all_placements, optimal_schedule
-from pipeplan.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
-from pipeplan.planner.plan_bound import plan_bound_ms
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
+from pipeplan.planning.planner.coarsening import coarsen, needless_cuts
+from pipeplan.planning.planner.device_classes import device_classes, num_set_triples
+from pipeplan.planning.planner.device_orders import device_orders
+from pipeplan.planning.planner.exact import all_placements, optimal_schedule
+from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
+from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from pipeplan.simulator import Preference, run_list, run_schedule

@@ -8,7 +8,7 @@ from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.pipeline import Bound, BoundScope, Kind, Plan, Schedule
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import files, zoo
+from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cli import main
+from pipeplan.documents import files
+from pipeplan.documents.syntax import to_json
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
 from pipeplan.simulator import simulate
-from pipeplan.syntax import to_json
 
 PLAN = ("plan", "bert-large", "4x2-10g")
 BAD_NAME = "\x1b[1m\x9b2J[b]x\n:cat:\u202e"

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from instances import even_model, flat_cluster, random_cluster, random_model
 from pipeplan import zoo
-from pipeplan.baselines import BASELINES
 from pipeplan.commands.compare import compare_command
-from pipeplan.comparison import choose_planners, compare
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Bound, BoundScope
-from pipeplan.planning import PLANNERS
+from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.comparison import choose_planners, compare
+from pipeplan.planning.door import PLANNERS
 from pipeplan.report.comparison import render_comparison
 
 

@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from instances import random_cluster, random_model
-from pipeplan import files, syntax, zoo
+from pipeplan import zoo
+from pipeplan.documents import files, syntax
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
 from pipeplan.pipeline import Bound, BoundScope, Stage
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
 
 MODEL = {
     "format": "pipeplan.model/1",

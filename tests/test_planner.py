@@ -21,9 +21,9 @@ from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Schedule, Stage
-from pipeplan.planner.device_order import connected_parts, recursive_device_order
-from pipeplan.planner.partition import best_partitions
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
+from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.schedules import SCHEDULES, run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_list
 

@@ -14,8 +14,8 @@ import pytest
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
-from pipeplan.files import read_model
-from pipeplan.planning import plan
+from pipeplan.documents.files import read_model
+from pipeplan.planning.door import plan
 from pipeplan.profile import ModelProfile
 
 FOLDER = Path(__file__).parents[2] / "shared" / "profiles"

@@ -4,7 +4,7 @@ import pytest
 
 from instances import even_model, flat_cluster
 from pipeplan.errors import InputError
-from pipeplan.planning import plan
+from pipeplan.planning.door import plan
 from pipeplan.run import _runnable
 
 

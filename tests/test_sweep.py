@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipeplan import sweep, zoo
+from pipeplan import zoo
 from pipeplan.commands.sweep import sweep_command
+from pipeplan.documents.files import write_cluster, write_model
 from pipeplan.errors import InputError
-from pipeplan.files import write_cluster, write_model
-from pipeplan.sweep import (
+from pipeplan.planning import sweep
+from pipeplan.planning.sweep import (
     Backend,
     SweepSpec,
     expand_cases,
@@ -70,7 +71,7 @@ class TestSpec:
         ("changes", "message"),
         [
             ({"model": ["vgg19"]}, "model: is not a field of a sweep; did you mean 'models'"),
-            ({"format": "pipeplan.sweep/2"}, "format: 'pipeplan.sweep/2' is not"),
+            ({"format": "pipeplan.planning.sweep/2"}, "format: 'pipeplan.planning.sweep/2' is not"),
             ({"models": None}, "models: is missing"),
             ({"models": []}, "models: is not a list with at least one"),
             ({"models": "vgg19"}, "models: is not a list"),
@@ -280,7 +281,7 @@ def start_script(
             f"""
             import time
             from pipeplan import zoo
-            from pipeplan.sweep import Backend, SweepSpec, expand_cases, run_sweep
+            from pipeplan.planning.sweep import Backend, SweepSpec, expand_cases, run_sweep
 
             if __name__ == "__main__":
                 cases = expand_cases(

@@ -21,8 +21,8 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device
-from pipeplan.files import read_cluster
-from pipeplan.planning import plan
+from pipeplan.documents.files import read_cluster
+from pipeplan.planning.door import plan
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import fixed_codes
 

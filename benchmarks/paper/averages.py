@@ -12,10 +12,10 @@ import numpy as np
 from run import MODELS, geometric_mean, random_links, table
 
 from pipeplan import zoo
-from pipeplan.baselines import BASELINES, view
 from pipeplan.cost import CostModel, Floats
-from pipeplan.planning import PLANNERS
-from pipeplan.problem import Problem
+from pipeplan.planning.baselines import BASELINES, view
+from pipeplan.planning.door import PLANNERS
+from pipeplan.planning.problem import Problem
 
 AVERAGES: dict[str, Callable[[Floats], float]] = {
     "harmonic mean": lambda rates: float(rates.size / (1 / rates).sum()),

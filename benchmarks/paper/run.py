@@ -27,12 +27,12 @@ from time import perf_counter
 from svg import draw_bars, draw_lines
 
 from pipeplan import zoo
-from pipeplan.baselines import BASELINES
 from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning import PLANNERS
-from pipeplan.problem import Problem
+from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.door import PLANNERS
+from pipeplan.planning.problem import Problem
 
 MODELS = (
     "vgg19",

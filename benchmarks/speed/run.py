@@ -19,7 +19,7 @@ from naive import least_bottlenecks_ms
 import pipeplan as pp
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
-from pipeplan.planner.partition import best_partitions
+from pipeplan.planning.planner.partition import best_partitions
 
 SIZES = {(24, 8): 100, (50, 16): 300, (100, 64): 1000, (200, 256): 3000, (200, 1024): 10000}
 """(layers, devices) -> milliseconds allowed."""

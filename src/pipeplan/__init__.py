@@ -7,6 +7,7 @@
 Names load on first use, so that importing the package costs nothing.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from pipeplan import zoo
     from pipeplan.checker import Verdict, check
     from pipeplan.cluster import Cluster, Device, Duplex, HostGroup, expand_hosts
-    from pipeplan.errors import InfeasibleError, InputError, PipeplanError, ScheduleError
-    from pipeplan.files import (
+    from pipeplan.documents.files import (
         read_cluster,
         read_model,
         read_plan,
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
         write_model,
         write_plan,
     )
+    from pipeplan.errors import InfeasibleError, InputError, PipeplanError, ScheduleError
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
-    from pipeplan.planning import plan
+    from pipeplan.planning.door import plan
     from pipeplan.profile import LayerProfile, ModelProfile
     from pipeplan.report.html import write_report
     from pipeplan.simulator import simulate
@@ -67,7 +68,7 @@ _NAMES_IN = {
     "checker": ("Verdict", "check"),
     "cluster": ("Cluster", "Device", "Duplex", "HostGroup", "expand_hosts"),
     "errors": ("InfeasibleError", "InputError", "PipeplanError", "ScheduleError"),
-    "files": (
+    "documents.files": (
         "read_cluster",
         "read_model",
         "read_plan",
@@ -76,7 +77,7 @@ _NAMES_IN = {
         "write_plan",
     ),
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
-    "planning": ("plan",),
+    "planning.door": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
     "simulator": ("simulate",),
@@ -90,8 +91,15 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
     value = getattr(import_module(f"pipeplan.{_MODULE_OF[name]}"), name)
+    if "pipeplan.pipeline" in sys.modules:
+        import_module("pipeplan.pipeline").draw_in_notebooks(_notebook_html)
     globals()[name] = value  # the next use finds it without coming here
     return value
+
+
+def _notebook_html(plan: "Plan") -> str:
+    html: str = import_module("pipeplan.report.notebook").notebook_html(plan)
+    return html
 
 
 def __dir__() -> list[str]:

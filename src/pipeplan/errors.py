@@ -9,7 +9,7 @@
     │   ├── PlanFileError                ... in a plan
     │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
     ├── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
-    └── RuntimeMismatchError, RankFailedError    ... while a plan runs (`pipeplan.runtime.errors`)
+    └── RuntimeMismatchError             plan, model, batch and ranks do not fit (exit code 2)
 """
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PipeplanError",
     "PlanFileError",
     "ProfileError",
+    "RuntimeMismatchError",
     "ScheduleError",
 ]
 
@@ -53,3 +54,7 @@ class InfeasibleError(PipeplanError):
     """The inputs are fine, but no plan exists for them."""
 
     exit_code = 3
+
+
+class RuntimeMismatchError(PipeplanError):
+    """The plan does not fit the model, the batch or the ranks that are to run it."""

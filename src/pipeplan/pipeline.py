@@ -9,7 +9,7 @@ A timeline is what becomes of it under the cost model: blocks, transfers and all
 with their start and end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -32,6 +32,7 @@ __all__ = [
     "TimedBlock",
     "Timeline",
     "Transfer",
+    "draw_in_notebooks",
 ]
 
 
@@ -257,8 +258,15 @@ class Plan:
             raise PlanFileError("predicted: is missing; simulate the plan to get its figures")
         return self.predicted
 
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        from pipeplan.report.notebook import notebook_html
+    def _repr_html_(self) -> str | None:
+        """What notebooks show, once the front door has said who draws it."""
+        return None if _draw_in_notebooks is None else _draw_in_notebooks(self)
 
-        return notebook_html(self)
+
+_draw_in_notebooks: Callable[[Plan], str] | None = None
+
+
+def draw_in_notebooks(draw: Callable[[Plan], str]) -> None:
+    """Let notebooks show plans by `draw`; pictures are made in a room that knows plans."""
+    global _draw_in_notebooks
+    _draw_in_notebooks = draw

@@ -53,7 +53,7 @@ def run_command(
     import torch
     import torch.distributed as dist
 
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
     from pipeplan.runtime import Pipeline, join_ranks
 
     read = _runnable(read_plan(plan), as_is=as_is)
@@ -96,7 +96,7 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
     )
     if as_is:
         raise InputError(f"{reason}; plan with --runnable, or leave out --as-is")
-    from pipeplan.planning import plan
+    from pipeplan.planning.door import plan
 
     if os.environ.get("RANK") == "0":
         click.echo(

@@ -25,7 +25,7 @@ from pipeplan.pipeline import (
     Transfer,
 )
 
-__all__ = ["Codes", "Preference", "Run", "run_list", "run_schedule", "simulate"]
+__all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule", "simulate"]
 
 Codes = NDArray[np.int32]
 Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats]
@@ -63,9 +63,14 @@ class Run:
 
 def simulate(plan: Plan) -> Timeline:
     """The timeline of a plan; a schedule that deadlocks or is incomplete raises `ScheduleError`."""
+    return _timeline(*run_plan(plan))
+
+
+def run_plan(plan: Plan) -> tuple[PipelineCosts, Run]:
+    """The same as arrays, which is all that a large plan has room for."""
     costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
     codes = _complete_codes(plan.schedule, plan.microbatches, len(plan.stages))
-    return _timeline(costs, run_schedule(costs, codes))
+    return costs, run_schedule(costs, codes)
 
 
 def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from instances import flat_cluster
-from pipeplan.baselines.cuts import balanced_ends, stages_from_ends
-from pipeplan.baselines.dapple import split_dapple
-from pipeplan.baselines.pipedream import split_pipedream
-from pipeplan.baselines.view import view_cluster
 from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.cost import CostModel
-from pipeplan.files import read_model
+from pipeplan.documents.files import read_model
+from pipeplan.planning.baselines.cuts import balanced_ends, stages_from_ends
+from pipeplan.planning.baselines.dapple import split_dapple
+from pipeplan.planning.baselines.pipedream import split_pipedream
+from pipeplan.planning.baselines.view import view_cluster
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import SCHEDULES
 

@@ -10,15 +10,15 @@ import pytest
 
 from instances import even_model, flat_cluster, random_cluster, random_model
 from pipeplan import zoo
-from pipeplan.baselines import BASELINES
-from pipeplan.baselines.view import chained_ranks, view_cluster
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Plan, Schedule
-from pipeplan.prediction import predict
-from pipeplan.problem import Problem
+from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.baselines.view import chained_ranks, view_cluster
+from pipeplan.planning.prediction import predict
+from pipeplan.planning.problem import Problem
 
 NAMES = (
     "data-parallel",
@@ -213,17 +213,17 @@ class TestSpeed:
 
     def test_importing_the_registry_loads_no_planner(self):
         code = (
-            "import sys, pipeplan.baselines;"
-            "sys.exit(any(m.startswith('pipeplan.baselines.') for m in sys.modules))"
+            "import sys, pipeplan.planning.baselines;"
+            "sys.exit(any(m.startswith('pipeplan.planning.baselines.') for m in sys.modules))"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_no_baseline_imports_our_planners(self):
         code = (
-            "import sys, pkgutil, importlib, pipeplan.baselines as b;"
-            "[importlib.import_module(f'pipeplan.baselines.{m.name}')"
+            "import sys, pkgutil, importlib, pipeplan.planning.baselines as b;"
+            "[importlib.import_module(f'pipeplan.planning.baselines.{m.name}')"
             " for m in pkgutil.iter_modules(b.__path__)];"
-            "sys.exit(any(m.startswith(('pipeplan.planner', 'pipeplan.planning'))"
+            "sys.exit(any(m.startswith(('pipeplan.planning.planner', 'pipeplan.planning.door'))"
             " for m in sys.modules))"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

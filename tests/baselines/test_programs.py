@@ -9,18 +9,18 @@ import pytest
 
 from instances import random_cluster, random_model
 from oracles import compositions
-from pipeplan.baselines.alpa import split_alpa, submesh_sizes
-from pipeplan.baselines.cuts import balanced_ends
-from pipeplan.baselines.dapple import (
+from pipeplan.cluster import HostGroup, expand_hosts
+from pipeplan.cost import CostModel
+from pipeplan.planning.baselines.alpa import split_alpa, submesh_sizes
+from pipeplan.planning.baselines.cuts import balanced_ends
+from pipeplan.planning.baselines.dapple import (
     least_bottleneck_splits,
     pipeline_latency_ms,
     split_dapple,
 )
-from pipeplan.baselines.pipedream import split_pipedream
-from pipeplan.baselines.piper import split_piper
-from pipeplan.baselines.view import view_cluster
-from pipeplan.cluster import HostGroup, expand_hosts
-from pipeplan.cost import CostModel
+from pipeplan.planning.baselines.pipedream import split_pipedream
+from pipeplan.planning.baselines.piper import split_piper
+from pipeplan.planning.baselines.view import view_cluster
 
 
 def random_cost(rng: random.Random, max_layers: int = 5, max_devices: int = 5) -> CostModel:

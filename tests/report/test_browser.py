@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.files import plan_document, read_plan
+from pipeplan.documents.files import plan_document, read_plan
 from pipeplan.report import svg
 from pipeplan.report.drawing import Drawing
 from pipeplan.report.html import write_report
@@ -45,7 +45,7 @@ def browser():
 @pytest.fixture(scope="module")
 def bert_plan():
     from pipeplan import zoo
-    from pipeplan.planning import plan
+    from pipeplan.planning.door import plan
 
     return plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), microbatches=16, planner="spp")
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from instances import flat_cluster
 from pipeplan.commands.report import plot_command, report_command, trace_command
+from pipeplan.documents.files import plan_document, read_plan, write_plan
 from pipeplan.errors import InputError
-from pipeplan.files import plan_document, read_plan, write_plan
 from pipeplan.pipeline import Bound, BoundScope, Plan, Prediction
 from pipeplan.report import html
 from pipeplan.report.html import render_report, write_report

@@ -6,8 +6,8 @@ pytest.importorskip("torch")
 
 from instances import flat_cluster
 from pipeplan.cluster import Cluster, Device
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan, Stage
-from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.placement import Place, place_ranks
 from runtime.samples import cut_plan
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Stage
-from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.rows import divide_batch, divide_rows
 
 

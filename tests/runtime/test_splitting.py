@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from pipeplan.runtime.errors import RuntimeMismatchError  # noqa: E402
+from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.splitting import cut, holders, lay_out, profile_layers  # noqa: E402
 from pipeplan.splitting.layout import LayoutKind  # noqa: E402
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors  # noqa: E402

@@ -30,8 +30,8 @@ def compare_command(
 
     from rich.console import Console
 
-    from pipeplan.comparison import choose_planners, compare
-    from pipeplan.planning import PLANNERS
+    from pipeplan.planning.comparison import choose_planners, compare
+    from pipeplan.planning.door import PLANNERS
 
     chosen = choose_planners(PLANNERS, planners)
     problem_model, problem_cluster = resolve_model(model), resolve_cluster(cluster, seed)
@@ -46,7 +46,7 @@ def compare_command(
             on_start=lambda name: status.update(f"planning with {name}"),
         )
     if report:
-        from pipeplan.planning import plan
+        from pipeplan.planning.door import plan
         from pipeplan.report.html import write_report
 
         fastest = next((row.planner for row in comparison.rows if row.iteration_ms), None)

@@ -2,7 +2,8 @@
 
 import click
 
-from pipeplan.commands.shared import print_json, print_plan, printable, say
+from pipeplan.commands.shared import print_json, print_plan, say
+from pipeplan.documents.text import printable
 from pipeplan.errors import PlanFileError
 
 __all__ = ["check_command", "simulate_command"]
@@ -13,13 +14,13 @@ __all__ = ["check_command", "simulate_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the timeline as JSON.")
 def simulate_command(plan: str, as_json: bool) -> None:
     """Run PLAN in the simulator and show its timeline."""
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
 
     read = read_plan(plan)
     if not as_json:
         print_plan(read)
         return
-    from pipeplan.files import timeline_document
+    from pipeplan.documents.files import timeline_document
     from pipeplan.simulator import simulate
 
     print_json(timeline_document(simulate(read)))
@@ -32,7 +33,7 @@ def simulate_command(plan: str, as_json: bool) -> None:
 def check_command(plan: str, strict_memory: bool, as_json: bool) -> None:
     """Judge PLAN: coverage, devices, links, schedule, memory, predicted figures."""
     from pipeplan.checker import check
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
 
     verdict = check(read_plan(plan), strict_memory=strict_memory)
     if as_json:

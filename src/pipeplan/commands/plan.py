@@ -43,7 +43,7 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
-    from pipeplan.planning import plan
+    from pipeplan.planning.door import plan
 
     made = plan(
         resolve_model(model),
@@ -58,7 +58,7 @@ def plan_command(
         report=progress_line(),
     )
     if output:
-        from pipeplan.files import write_plan
+        from pipeplan.documents.files import write_plan
 
         write_plan(made, output)
     if report:
@@ -66,7 +66,7 @@ def plan_command(
 
         write_report(made, report)
     if as_json:
-        from pipeplan.files import plan_document
+        from pipeplan.documents.files import plan_document
 
         print_json(plan_document(made))
     else:
@@ -93,9 +93,9 @@ def demo_command(output: str) -> None:
 
     from pipeplan import zoo
     from pipeplan.checker import check
-    from pipeplan.comparison import choose_planners, compare
-    from pipeplan.files import write_plan
-    from pipeplan.planning import PLANNERS, plan
+    from pipeplan.documents.files import write_plan
+    from pipeplan.planning.comparison import choose_planners, compare
+    from pipeplan.planning.door import PLANNERS, plan
     from pipeplan.report.comparison import render_comparison
     from pipeplan.report.html import write_report
 

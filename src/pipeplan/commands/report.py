@@ -12,7 +12,7 @@ __all__ = ["plot_command", "report_command", "trace_command"]
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="An .html.")
 def report_command(plan: str, output: str) -> None:
     """Write PLAN as one HTML page that needs nothing else."""
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
     from pipeplan.report.html import write_report
 
     write_report(read_plan(plan), output)
@@ -23,7 +23,7 @@ def report_command(plan: str, output: str) -> None:
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="A .json.")
 def trace_command(plan: str, output: str) -> None:
     """Write PLAN's iteration as trace events for Perfetto or chrome://tracing."""
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
     from pipeplan.report.trace import write_trace
 
     write_trace(read_plan(plan), output)
@@ -45,15 +45,15 @@ def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
     from pathlib import Path
 
-    from pipeplan.files import read_plan
+    from pipeplan.documents.files import read_plan
 
     suffix = Path(output).suffix.lower()
     if suffix not in (".svg", ".png"):
         raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
+    from pipeplan.documents.syntax import write_atomically
     from pipeplan.report.drawing import Drawing
     from pipeplan.report.svg import svg_to_png, timeline_svg
     from pipeplan.simulator import simulate
-    from pipeplan.syntax import write_atomically
 
     read = read_plan(plan)
     picture = timeline_svg(Drawing(read, simulate(read)), width)

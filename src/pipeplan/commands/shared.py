@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = [
     "print_json",
     "print_plan",
     "print_rich",
-    "printable",
     "resolve_cluster",
     "resolve_model",
     "say",
@@ -38,7 +38,7 @@ CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 def resolve_model(name: str) -> "ModelProfile":
     """The model of that name in the zoo, or in that file."""
     from pipeplan import zoo
-    from pipeplan.files import read_model
+    from pipeplan.documents.files import read_model
 
     if name in zoo.MODEL_NAMES:
         return zoo.model(name)
@@ -49,7 +49,7 @@ def resolve_model(name: str) -> "ModelProfile":
 def resolve_cluster(name: str, seed: int) -> "Cluster":
     """The cluster of that name in the zoo, or in that file."""
     from pipeplan import zoo
-    from pipeplan.files import read_cluster
+    from pipeplan.documents.files import read_cluster
 
     if name in zoo.CLUSTER_NAMES:
         return zoo.cluster(name, seed=seed)
@@ -58,7 +58,7 @@ def resolve_cluster(name: str, seed: int) -> "Cluster":
 
 
 def _require_file(name: str, kind: str, known: tuple[str, ...]) -> None:
-    from pipeplan.spelling import nearest
+    from pipeplan.documents.text import nearest
 
     if not Path(name).exists():
         raise InputError(f"{kind}: {name!r} is neither a file nor in the zoo{nearest(name, known)}")
@@ -86,7 +86,7 @@ def print_rich(render: "Callable[[Console], RenderableType]") -> None:
 
 def print_json(document: Any) -> None:
     """Print for machines: UTF-8, whatever the terminal speaks."""
-    from pipeplan.syntax import to_json
+    from pipeplan.documents.syntax import to_json
 
     text = CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(document).decode())
     click.echo(text.encode(), nl=False)
@@ -95,8 +95,3 @@ def print_json(document: Any) -> None:
 def say(message: str) -> None:
     """One line on stderr, where everything goes that is not the result."""
     click.echo(f"pipeplan: {printable(message)}", err=True)
-
-
-def printable(text: str) -> str:
-    """The text as one line that no terminal takes for a command."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

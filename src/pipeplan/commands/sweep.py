@@ -22,7 +22,7 @@ def sweep_command(spec: str, output: str, jobs: int, backend: str, address: str 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from pipeplan.sweep import Backend, expand_cases, read_spec, run_sweep
+    from pipeplan.planning.sweep import Backend, expand_cases, read_spec, run_sweep
 
     folder = Path(spec).parent
     chosen = Backend(name=backend, jobs=jobs, address=address)

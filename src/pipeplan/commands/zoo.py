@@ -32,7 +32,12 @@ def zoo_command(
             raise InputError("output: needs the NAME of what to write")
         _print_zoo(as_json)
         return
-    from pipeplan.files import cluster_document, model_document, write_cluster, write_model
+    from pipeplan.documents.files import (
+        cluster_document,
+        model_document,
+        write_cluster,
+        write_model,
+    )
 
     if name in zoo.CLUSTER_NAMES:
         _refuse(given, "a cluster")
@@ -43,7 +48,7 @@ def zoo_command(
             print_json(cluster_document(cluster))
         return
     if name not in zoo.MODEL_NAMES:
-        from pipeplan.spelling import nearest
+        from pipeplan.documents.text import nearest
 
         names = (*zoo.MODEL_NAMES, *zoo.CLUSTER_NAMES)
         raise InputError(f"name: {name!r} is not in the zoo{nearest(name, names)}")

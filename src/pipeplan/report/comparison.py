@@ -4,7 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.comparison import Comparison, ComparisonRow
+from pipeplan.planning.comparison import Comparison, ComparisonRow
 from pipeplan.report.units import humanise_gb, humanise_ms
 
 __all__ = ["render_comparison"]

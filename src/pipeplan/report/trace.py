@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.report.drawing import NOTHING, Drawing
-from pipeplan.syntax import write_atomically
 
 __all__ = ["trace_document", "write_trace"]
 

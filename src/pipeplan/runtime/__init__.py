@@ -11,26 +11,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeplan.errors import RuntimeMismatchError
     from pipeplan.runtime.batches import Whole
-    from pipeplan.runtime.errors import RankFailedError, RuntimeMismatchError
     from pipeplan.runtime.launching import join_ranks
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["Pipeline", "RankFailedError", "RuntimeMismatchError", "Whole", "join_ranks"]
+__all__ = ["Pipeline", "RuntimeMismatchError", "Whole", "join_ranks"]
 
 _MODULE_OF = {
-    "Pipeline": "training",
-    "RankFailedError": "errors",
-    "RuntimeMismatchError": "errors",
-    "Whole": "batches",
-    "join_ranks": "launching",
+    "Pipeline": "pipeplan.runtime.training",
+    "RuntimeMismatchError": "pipeplan.errors",
+    "Whole": "pipeplan.runtime.batches",
+    "join_ranks": "pipeplan.runtime.launching",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pipeplan.runtime' has no attribute {name!r}")
-    value = getattr(import_module(f"pipeplan.runtime.{_MODULE_OF[name]}"), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

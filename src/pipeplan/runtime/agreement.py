@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import num_rows, signature
-from pipeplan.runtime.errors import RuntimeMismatchError
 
 __all__ = ["BatchAgreement"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors
 
 __all__ = ["Whole", "as_call", "num_rows", "select_rows", "signature"]

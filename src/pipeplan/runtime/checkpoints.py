@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from pipeplan.runtime.errors import RuntimeMismatchError
-from pipeplan.syntax import write_atomically
+from pipeplan.documents.syntax import write_atomically
+from pipeplan.errors import RuntimeMismatchError
 
 if TYPE_CHECKING:
     from pipeplan.runtime.training import Pipeline

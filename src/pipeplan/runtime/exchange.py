@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from pipeplan.cost import BYTES_IN_GB, CostModel
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.channels import Inbox, Outbox, TensorKind
-from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.geometry import Geometry
 from pipeplan.runtime.sends import LazySends, Sends, ThreadedSends
 from pipeplan.runtime.transports import Transport

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.parts import Part
 

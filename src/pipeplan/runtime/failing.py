@@ -7,7 +7,7 @@ second case it waits for the watchdog, which knows better and ends this process.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.watchdog import Watchdog
 
 __all__ = ["failing_alone", "failing_together", "report_failure", "setting_up"]

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan.errors import InputError
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import InputError, RuntimeMismatchError
 
 __all__ = ["agree_on_start", "join_ranks"]
 

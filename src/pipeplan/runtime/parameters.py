@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.gradients import Reduction
 from pipeplan.splitting.stands import Stand
 

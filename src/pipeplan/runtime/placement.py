@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
-from pipeplan.runtime.errors import RuntimeMismatchError
 
 __all__ = ["Place", "Placement", "find_placement", "place_ranks"]
 

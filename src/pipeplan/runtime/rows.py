@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Stage
-from pipeplan.runtime.errors import RuntimeMismatchError
 
 __all__ = ["Division", "divide_batch", "divide_rows"]
 

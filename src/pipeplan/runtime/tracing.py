@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.simulator import simulate
-from pipeplan.syntax import write_atomically
 
 __all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
-from pipeplan.files import read_plan
+from pipeplan.documents.files import read_plan
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.agreement import BatchAgreement, Gave
 from pipeplan.runtime.batches import as_call, select_rows
-from pipeplan.runtime.errors import RuntimeMismatchError
 from pipeplan.runtime.exchange import Exchange, StepExchange
 from pipeplan.runtime.execution import BlockSeeds, Function, LossTerms, StageRunner
 from pipeplan.runtime.failing import failing_alone, failing_together, report_failure, setting_up

@@ -20,8 +20,8 @@ from enum import StrEnum
 
 from torch import nn
 
-from pipeplan.runtime.errors import RuntimeMismatchError
-from pipeplan.spelling import nearest
+from pipeplan.documents.text import nearest
+from pipeplan.errors import RuntimeMismatchError
 
 __all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "find_sides", "lay_out"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 
 __all__ = ["map_tensors", "put_tensors", "take_tensors", "tensors_in"]
 

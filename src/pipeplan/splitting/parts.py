@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.stands import Absent, Fill, Outline, Passage, Skip

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeplan.runtime.errors import RuntimeMismatchError
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, take_tensors
 
 __all__ = ["Absent", "Fill", "Outline", "Passage", "Skip", "Stand"]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipeplan.cost import CostModel, Floats, median
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import SCHEDULES
 
 __all__ = [

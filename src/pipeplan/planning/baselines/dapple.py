@@ -30,11 +30,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.baselines.cuts import Split, balanced_ends, stages_from_ends
-from pipeplan.baselines.view import ClusterView, execute, fastest, range_sums, view_cluster
 from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import Split, balanced_ends, stages_from_ends
+from pipeplan.planning.baselines.view import ClusterView, execute, fastest, range_sums, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["least_bottleneck_splits", "pipeline_latency_ms", "plan_dapple", "split_dapple"]
 

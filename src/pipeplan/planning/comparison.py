@@ -6,11 +6,11 @@ from time import perf_counter
 
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
+from pipeplan.documents.text import nearest
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.prediction import predict
-from pipeplan.problem import MAX_MICROBATCHES, Planner, Problem
+from pipeplan.planning.prediction import predict
+from pipeplan.planning.problem import MAX_MICROBATCHES, Planner, Problem
 from pipeplan.profile import ModelProfile
-from pipeplan.spelling import nearest
 
 __all__ = ["Comparison", "ComparisonRow", "choose_planners", "compare"]
 

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.baselines.cuts import least_bottleneck_ends, stages_from_ends
-from pipeplan.baselines.view import ClusterView, execute, range_sums, view_cluster
 from pipeplan.cost import CostModel, Floats
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import least_bottleneck_ends, stages_from_ends
+from pipeplan.planning.baselines.view import ClusterView, execute, range_sums, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_hetpipe"]
 

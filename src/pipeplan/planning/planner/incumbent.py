@@ -7,7 +7,7 @@ import numpy as np
 from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft
+from pipeplan.planning.problem import Draft
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Codes
 

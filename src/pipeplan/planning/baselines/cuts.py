@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.baselines.view import range_sums
 from pipeplan.cost import Floats
 from pipeplan.pipeline import Stage
+from pipeplan.planning.baselines.view import range_sums
 
 __all__ = ["Split", "balanced_ends", "even_ends", "least_bottleneck_ends", "stages_from_ends"]
 

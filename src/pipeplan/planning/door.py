@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeplan.baselines import BASELINES
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
+from pipeplan.documents.text import nearest
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan, Schedule
-from pipeplan.planner.best import plan_best
-from pipeplan.planner.exact import plan_exact
-from pipeplan.planner.spp import plan_spp
-from pipeplan.prediction import predict
-from pipeplan.problem import MAX_MICROBATCHES, Draft, Planner, Problem
+from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.exact import plan_exact
+from pipeplan.planning.planner.spp import plan_spp
+from pipeplan.planning.prediction import predict
+from pipeplan.planning.problem import MAX_MICROBATCHES, Draft, Planner, Problem
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
-from pipeplan.spelling import nearest
 from pipeplan.version import VERSION
 
 __all__ = ["PLANNERS", "plan"]

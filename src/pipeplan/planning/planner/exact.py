@@ -27,9 +27,9 @@ import numpy as np
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.pipeline import Bound, BoundScope, Stage
-from pipeplan.planner.best import plan_best
-from pipeplan.planner.plan_bound import plan_bound_ms
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe
 from pipeplan.simulator import Codes, run_schedule
 

@@ -10,9 +10,9 @@ Reference:
 Complexity: O(S).
 """
 
-from pipeplan.baselines.cuts import even_ends, stages_from_ends
-from pipeplan.baselines.view import chained_ranks, execute
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import even_ends, stages_from_ends
+from pipeplan.planning.baselines.view import chained_ranks, execute
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_even_1f1b"]
 

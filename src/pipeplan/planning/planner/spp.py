@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
-from pipeplan.planner.device_order import connected_parts, recursive_device_order
-from pipeplan.planner.partition import best_partitions
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planning.planner.partition import best_partitions
+from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
 
 __all__ = ["execute_pe", "plan_spp"]

@@ -26,10 +26,10 @@ from time import perf_counter
 from typing import IO, Any
 
 from pipeplan.cluster import Cluster
+from pipeplan.documents.syntax import read_document, write_atomically
+from pipeplan.documents.text import nearest
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.profile import ModelProfile
-from pipeplan.spelling import nearest
-from pipeplan.syntax import read_document, write_atomically
 from pipeplan.version import VERSION
 
 __all__ = [
@@ -179,7 +179,7 @@ def expand_cases(
     resolve_cluster: Callable[[str, int], Cluster],
 ) -> list[SweepCase]:
     """Every case of the grid in its order: models outermost, seeds innermost."""
-    from pipeplan.planning import PLANNERS
+    from pipeplan.planning.door import PLANNERS
 
     for index, planner in enumerate(spec.planners):
         if planner not in PLANNERS:
@@ -250,7 +250,7 @@ Outcome = tuple[int, SweepRow, float]
 
 
 def _run_case(case: SweepCase) -> Outcome:
-    from pipeplan.planning import plan
+    from pipeplan.planning.door import plan
 
     names: dict[str, Any] = {
         "model": case.model_name,

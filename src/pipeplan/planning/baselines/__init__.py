@@ -6,14 +6,14 @@ stages and its schedule on the real cluster.
 
 from importlib import import_module
 
-from pipeplan.problem import Draft, Planner, Problem
+from pipeplan.planning.problem import Draft, Planner, Problem
 
 __all__ = ["BASELINES"]
 
 
 def _on_first_use(module: str) -> Planner:
     def planner(problem: Problem) -> Draft:
-        loaded = import_module(f"pipeplan.baselines.{module}")
+        loaded = import_module(f"pipeplan.planning.baselines.{module}")
         draft: Draft = getattr(loaded, f"plan_{module}")(problem)
         return draft
 

@@ -27,14 +27,14 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.pipeline import Bound, BoundScope, Stage
-from pipeplan.planner.coarsening import coarsen
-from pipeplan.planner.device_classes import device_classes, num_set_triples
-from pipeplan.planner.device_order import connected_parts, recursive_device_order
-from pipeplan.planner.device_orders import device_orders
-from pipeplan.planner.incumbent import Incumbent, placed_stages
-from pipeplan.planner.lower_bound import relaxed_bound_ms, work_bound_ms
-from pipeplan.planner.partition import best_partitions
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.planner.coarsening import coarsen
+from pipeplan.planning.planner.device_classes import device_classes, num_set_triples
+from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planning.planner.device_orders import device_orders
+from pipeplan.planning.planner.incumbent import Incumbent, placed_stages
+from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
+from pipeplan.planning.planner.partition import best_partitions
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_best"]
 

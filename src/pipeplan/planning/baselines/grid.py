@@ -12,9 +12,9 @@ Reference:
 Complexity: one simulation for each divisor of the number of devices.
 """
 
-from pipeplan.baselines.cuts import even_ends, stages_from_ends
-from pipeplan.baselines.view import execute, fastest, view_cluster
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import even_ends, stages_from_ends
+from pipeplan.planning.baselines.view import execute, fastest, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_grid"]
 

@@ -22,10 +22,10 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
-from pipeplan.spelling import nearest
 
-__all__ = ["convert", "excerpt", "read_document", "to_json", "write_atomically"]
+__all__ = ["convert", "read_document", "to_json", "write_atomically"]
 
 MAX_JSON_BYTES = 64_000_000
 MAX_YAML_BYTES = 4_000_000
@@ -378,12 +378,6 @@ def _fits_one_line(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return not any(isinstance(entry, dict | list | tuple) for entry in value)
     return True
-
-
-def excerpt(value: Any) -> str:
-    """Something out of a file, which may be anything, as one short line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _refuse(message: str) -> NoReturn:

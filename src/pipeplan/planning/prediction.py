@@ -3,7 +3,7 @@
 import math
 
 from pipeplan.pipeline import Prediction
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["predict"]
 

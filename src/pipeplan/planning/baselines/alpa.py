@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.baselines.cuts import Split
-from pipeplan.baselines.view import ClusterView, execute, range_sums, view_cluster
 from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import Split
+from pipeplan.planning.baselines.view import ClusterView, execute, range_sums, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_alpa", "split_alpa", "submesh_sizes"]
 

@@ -7,9 +7,9 @@ Differs: on a cluster with gaps only devices that can all talk to one another ta
 Complexity: O(1).
 """
 
-from pipeplan.baselines.view import execute, view_cluster
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.view import execute, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_data_parallel"]
 

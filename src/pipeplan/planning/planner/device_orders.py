@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 from pipeplan.cost import CostModel, Floats
-from pipeplan.planner.device_order import recursive_device_order
+from pipeplan.planning.planner.device_order import recursive_device_order
 
 __all__ = ["device_orders"]
 

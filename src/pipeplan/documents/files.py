@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeplan.cluster import Cluster, Duplex, HostGroup, Matrix, expand_hosts
+from pipeplan.documents.syntax import convert, read_document, to_json, write_atomically
+from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
 from pipeplan.pipeline import (
     Block,
@@ -26,8 +28,6 @@ from pipeplan.pipeline import (
     Timeline,
 )
 from pipeplan.profile import ModelProfile
-from pipeplan.spelling import nearest
-from pipeplan.syntax import convert, excerpt, read_document, to_json, write_atomically
 from pipeplan.validation import require_magnitude
 
 __all__ = [

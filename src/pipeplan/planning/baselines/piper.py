@@ -20,11 +20,11 @@ Complexity: O(L^2 D^2).
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.baselines.cuts import Split
-from pipeplan.baselines.view import ClusterView, execute, range_sums, view_cluster
 from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage
-from pipeplan.problem import Draft, Problem
+from pipeplan.planning.baselines.cuts import Split
+from pipeplan.planning.baselines.view import ClusterView, execute, range_sums, view_cluster
+from pipeplan.planning.problem import Draft, Problem
 
 __all__ = ["plan_piper", "split_piper"]
 

@@ -1,1 +1,0 @@
-"""Our planners: one algorithm a file. `pipeplan.planning` is the door to them."""
