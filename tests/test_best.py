@@ -12,7 +12,7 @@ from pipeplan import _core, zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
 from pipeplan.planning.door import plan
 from pipeplan.planning.planner.coarsening import coarsen, needless_cuts
@@ -302,8 +302,10 @@ class TestBest:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(_core, "local_search", interrupt)
-        made = plan(zoo.model("vgg19"), zoo.cluster("random-8"), 16)
-        assert check(made).ok
+        with pytest.raises(PlanningInterrupted) as stop:
+            plan(zoo.model("vgg19"), zoo.cluster("random-8"), 16)
+        assert check(stop.value.plan).ok
+        assert stop.value.plan.options["interrupted"] is True
 
     def test_kernel_rules_are_the_portfolio(self):
         """The search numbers its rules as PORTFOLIO lists them."""

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from instances import even_model, flat_cluster, random_cluster, random_model
 from pipeplan import zoo
+from pipeplan.checker import check
 from pipeplan.commands.compare import compare_command
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Bound, BoundScope
 from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.comparison import choose_planners, compare
-from pipeplan.planning.door import PLANNERS
+from pipeplan.planning.comparison import compare
+from pipeplan.planning.registry import PLANNERS, choose_planners
 from pipeplan.report.comparison import render_comparison
 
 
@@ -77,7 +78,7 @@ class TestRows:
 
     def test_memory_that_does_not_fit_is_marked(self):
         cluster = flat_cluster(2)
-        small = tuple(replace(device, memory_gb=0.001) for device in cluster.devices)
+        small = tuple(replace(device, memory_gb=0.5) for device in cluster.devices)
         planners = {"data-parallel": BASELINES["data-parallel"]}
         comparison = compare(zoo.model("vgg19"), replace(cluster, devices=small), 2, planners)
         assert comparison.rows[0].fits_memory is False
@@ -97,11 +98,36 @@ class TestRows:
         with pytest.raises(InputError, match="microbatches: 0"):
             compare(even_model(1, 1, 1), flat_cluster(1), 0, BASELINES)
         with pytest.raises(InputError, match="did you mean 'dapple'"):
-            choose_planners(BASELINES, "gpipe,daple")
+            choose_planners(["gpipe", "daple"])
         with pytest.raises(InputError, match="names none"):
-            choose_planners(BASELINES, " , ")
-        assert list(choose_planners(BASELINES, "grid, gpipe")) == ["grid", "gpipe"]
-        assert choose_planners(BASELINES, None) == BASELINES
+            choose_planners([])
+        assert choose_planners(["grid", "gpipe", "grid"]) == ("grid", "gpipe")
+        assert choose_planners(None) == tuple(name for name in PLANNERS if name != "exact")
+
+    def test_a_layer_that_fits_nowhere_is_said_for_every_planner(self):
+        cluster = flat_cluster(2)
+        tiny = tuple(replace(device, memory_gb=0.001) for device in cluster.devices)
+        comparison = compare(zoo.model("vgg19"), replace(cluster, devices=tiny), 2, ["spp", "grid"])
+        assert all("more than any device" in row.infeasible_reason for row in comparison.rows)
+        assert comparison.plans == {}
+        assert comparison.fastest is None
+
+    def test_the_plans_are_kept(self):
+        comparison = compare(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 4, ["grid", "best"])
+        assert comparison.fastest is comparison.plans["best"]
+        for row in comparison.rows:
+            plan = comparison.plans[row.planner]
+            assert (plan.planner, plan.iteration_ms) == (row.planner, row.iteration_ms)
+            assert check(plan).ok
+
+    def test_a_function_that_makes_invalid_plans_is_refused(self):
+        def twice(problem):
+            draft = BASELINES["1f1b"](problem)
+            both = replace(draft.stages[1], devices=draft.stages[0].devices)
+            return replace(draft, stages=(draft.stages[0], both))
+
+        with pytest.raises(InputError, match=r"'twice' made a plan that is not valid.*already"):
+            compare(even_model(4, 1, 2), flat_cluster(2), 4, {"twice": twice})
 
 
 class TestTable:

@@ -14,8 +14,8 @@ from run import MODELS, geometric_mean, random_links, table
 from pipeplan import zoo
 from pipeplan.cost import CostModel, Floats
 from pipeplan.planning.baselines import BASELINES, view
-from pipeplan.planning.door import PLANNERS
 from pipeplan.planning.problem import Problem
+from pipeplan.planning.registry import PLANNERS
 
 AVERAGES: dict[str, Callable[[Floats], float]] = {
     "harmonic mean": lambda rates: float(rates.size / (1 / rates).sum()),

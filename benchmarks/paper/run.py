@@ -31,8 +31,8 @@ from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.door import PLANNERS
 from pipeplan.planning.problem import Problem
+from pipeplan.planning.registry import PLANNERS
 
 MODELS = (
     "vgg19",

@@ -23,17 +23,27 @@ if TYPE_CHECKING:
         write_model,
         write_plan,
     )
-    from pipeplan.errors import InfeasibleError, InputError, PipeplanError, ScheduleError
+    from pipeplan.errors import (
+        InfeasibleError,
+        InputError,
+        PipeplanError,
+        PlanningInterrupted,
+        ScheduleError,
+    )
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
+    from pipeplan.planning.comparison import Comparison, ComparisonRow, compare
     from pipeplan.planning.door import plan
     from pipeplan.profile import LayerProfile, ModelProfile
     from pipeplan.report.html import write_report
     from pipeplan.simulator import simulate
+    from pipeplan.version import VERSION as __version__
 
 __all__ = [
     "Block",
     "Bound",
     "Cluster",
+    "Comparison",
+    "ComparisonRow",
     "Device",
     "Duplex",
     "HostGroup",
@@ -44,13 +54,16 @@ __all__ = [
     "ModelProfile",
     "PipeplanError",
     "Plan",
+    "PlanningInterrupted",
     "Prediction",
     "Schedule",
     "ScheduleError",
     "Stage",
     "Timeline",
     "Verdict",
+    "__version__",
     "check",
+    "compare",
     "expand_hosts",
     "plan",
     "read_cluster",
@@ -67,7 +80,13 @@ __all__ = [
 _NAMES_IN = {
     "checker": ("Verdict", "check"),
     "cluster": ("Cluster", "Device", "Duplex", "HostGroup", "expand_hosts"),
-    "errors": ("InfeasibleError", "InputError", "PipeplanError", "ScheduleError"),
+    "errors": (
+        "InfeasibleError",
+        "InputError",
+        "PipeplanError",
+        "PlanningInterrupted",
+        "ScheduleError",
+    ),
     "documents.files": (
         "read_cluster",
         "read_model",
@@ -77,6 +96,7 @@ _NAMES_IN = {
         "write_plan",
     ),
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
+    "planning.comparison": ("Comparison", "ComparisonRow", "compare"),
     "planning.door": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
@@ -88,6 +108,8 @@ _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in na
 def __getattr__(name: str) -> Any:
     if name == "zoo":
         return import_module("pipeplan.zoo")
+    if name == "__version__":
+        return import_module("pipeplan.version").VERSION
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
     value = getattr(import_module(f"pipeplan.{_MODULE_OF[name]}"), name)

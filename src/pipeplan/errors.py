@@ -10,7 +10,11 @@
     │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
     ├── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
     └── RuntimeMismatchError             plan, model, batch and ranks do not fit (exit code 2)
+    KeyboardInterrupt
+    └── PlanningInterrupted              Ctrl-C; carries the best plan so far (exit code 130)
 """
+
+from typing import Any
 
 __all__ = [
     "ClusterError",
@@ -18,6 +22,7 @@ __all__ = [
     "InputError",
     "PipeplanError",
     "PlanFileError",
+    "PlanningInterrupted",
     "ProfileError",
     "RuntimeMismatchError",
     "ScheduleError",
@@ -58,3 +63,11 @@ class InfeasibleError(PipeplanError):
 
 class RuntimeMismatchError(PipeplanError):
     """The plan does not fit the model, the batch or the ranks that are to run it."""
+
+
+class PlanningInterrupted(KeyboardInterrupt):
+    """Ctrl-C while planning; `plan` is the best one so far, marked as interrupted."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__("interrupted")
+        self.plan = plan

@@ -26,14 +26,11 @@ def compare_command(
     as_json: bool,
 ) -> None:
     """Plan MODEL on CLUSTER with every planner and show them side by side."""
-    from dataclasses import asdict
-
     from rich.console import Console
 
-    from pipeplan.planning.comparison import choose_planners, compare
-    from pipeplan.planning.door import PLANNERS
+    from pipeplan.planning.comparison import compare
 
-    chosen = choose_planners(PLANNERS, planners)
+    names = None if planners is None else [n.strip() for n in planners.split(",") if n.strip()]
     problem_model, problem_cluster = resolve_model(model), resolve_cluster(cluster, seed)
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("planning") as status:
@@ -41,21 +38,18 @@ def compare_command(
             problem_model,
             problem_cluster,
             microbatches,
-            chosen,
+            names,
             seed=seed,
             on_start=lambda name: status.update(f"planning with {name}"),
         )
     if report:
-        from pipeplan.planning.door import plan
         from pipeplan.report.html import write_report
 
-        fastest = next((row.planner for row in comparison.rows if row.iteration_ms), None)
-        if fastest is None:
+        if comparison.fastest is None:
             raise InfeasibleError("no planner made a plan, so there is nothing to report")
-        made = plan(problem_model, problem_cluster, microbatches, fastest, seed=seed)
-        write_report(made, report, comparison=[asdict(row) for row in comparison.rows])
+        write_report(comparison.fastest, report, comparison=comparison.document()["rows"])
     if as_json:
-        print_json(asdict(comparison))
+        print_json(comparison.document())
         return
     from pipeplan.report.comparison import render_comparison
 

@@ -88,28 +88,25 @@ def plan_command(
 )
 def demo_command(output: str) -> None:
     """Plan BERT-large for eight devices in four hosts, compare, check and draw it."""
-    from dataclasses import asdict
     from pathlib import Path
 
     from pipeplan import zoo
     from pipeplan.checker import check
     from pipeplan.documents.files import write_plan
-    from pipeplan.planning.comparison import choose_planners, compare
-    from pipeplan.planning.door import PLANNERS, plan
+    from pipeplan.planning.comparison import compare
     from pipeplan.report.comparison import render_comparison
     from pipeplan.report.html import write_report
 
     model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
-    made = plan(model, cluster, microbatches=16)
+    comparison = compare(model, cluster, 16)
+    made = comparison.plans["best"]
     print_plan(made)
     click.echo()
-    comparison = compare(model, cluster, 16, choose_planners(PLANNERS, None))
     print_rich(lambda console: render_comparison(comparison, console))
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(made, folder / "bert.plan.json")
-    rows = [asdict(row) for row in comparison.rows]
-    write_report(made, folder / "bert.html", comparison=rows)
+    write_report(made, folder / "bert.html", comparison=comparison.document()["rows"])
     verdict = check(made)
     click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
     click.echo(f"Plan and report: {folder / 'bert.plan.json'}, {folder / 'bert.html'}")

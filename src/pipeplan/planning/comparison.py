@@ -1,24 +1,21 @@
 """Many planners on one problem, side by side."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from pipeplan.cluster import Cluster
-from pipeplan.cost import CostModel
-from pipeplan.documents.text import nearest
-from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.planning.prediction import predict
-from pipeplan.planning.problem import MAX_MICROBATCHES, Planner, Problem
+from pipeplan.errors import PlanningInterrupted
+from pipeplan.pipeline import Plan
+from pipeplan.planning.door import Attempt, attempt, make_problem
+from pipeplan.planning.problem import Planner
+from pipeplan.planning.registry import choose_planners
 from pipeplan.profile import ModelProfile
 
-__all__ = ["Comparison", "ComparisonRow", "choose_planners", "compare"]
+__all__ = ["Comparison", "ComparisonRow", "compare"]
 
 REFERENCE = "data-parallel"
 """The planner that speed-ups are measured against, where it made a plan."""
-
-SLOW = "exact"
-"""Takes minutes where the others take milliseconds, so it runs only when it is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,29 +51,30 @@ class Comparison:
     reference: str | None
     """What `speedup` is over: `data-parallel`, else the slowest planner; None without a plan."""
     rows: tuple[ComparisonRow, ...]
+    plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
+    """The plans themselves, by the planners' names, fastest first."""
 
+    @property
+    def fastest(self) -> Plan | None:
+        """The plan of the first row; None where no planner made one."""
+        return next(iter(self.plans.values()), None)
 
-def choose_planners(registry: Mapping[str, Planner], names: str | None) -> dict[str, Planner]:
-    """The planners of a list with commas between their names; None: all that are quick."""
-    if names is None:
-        return {name: planner for name, planner in registry.items() if name != SLOW}
-    chosen = {}
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in registry:
-            raise InputError(f"planners: {name!r} is not known{nearest(name, registry)}")
-        chosen[name] = registry[name]
-    if not chosen:
-        raise InputError(f"planners: {names!r} names none; known are {', '.join(registry)}")
-    return chosen
+    def document(self) -> dict[str, Any]:
+        """The comparison for machines: everything but the plans."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plans"}
+        return {**named, "rows": [asdict(row) for row in self.rows]}
 
 
 def compare(
     model: ModelProfile,
     cluster: Cluster,
-    microbatches: int,
-    planners: Mapping[str, Planner],
+    microbatches: int = 16,
+    planners: Sequence[str] | Mapping[str, Planner] | None = None,
     *,
+    runnable: bool = False,
     seed: int = 0,
+    effort: float = 1.0,
+    num_threads: int | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Run every planner on the same problem and time it.
@@ -85,19 +83,38 @@ def compare(
         model: what a microbatch costs, layer by layer.
         cluster: the devices and what connects them.
         microbatches: how many of them make an iteration.
-        planners: the planners by name, in the order in which they run.
+        planners: their names, or functions by name, in the order in which they run; by default all
+            that are quick.
+        runnable: make no stage with more replicas than a microbatch has samples.
         seed: for planners that draw random numbers.
+        effort: how much more, or less, to search than usual.
+        num_threads: by default one for each processor; never changes a plan.
         on_start: called with each planner's name before it runs.
     """
-    if not 1 <= microbatches <= MAX_MICROBATCHES:
-        raise InputError(f"microbatches: {microbatches} is not within 1..{MAX_MICROBATCHES}")
-    problem = Problem(cost=CostModel(model, cluster), num_microbatches=microbatches, seed=seed)
-    rows = []
-    for name, planner in planners.items():
+    problem = make_problem(
+        model,
+        cluster,
+        microbatches,
+        runnable=runnable,
+        seed=seed,
+        effort=effort,
+        num_threads=num_threads,
+    )
+    functions: Mapping[str, Planner] = {}
+    if isinstance(planners, Mapping):
+        functions, names = planners, tuple(planners)
+    else:
+        names = choose_planners(planners)
+    attempts = []
+    for name in names:
         if on_start is not None:
             on_start(name)
-        rows.append(_run(problem, name, planner))
-    rows.sort(key=lambda row: float("inf") if row.iteration_ms is None else row.iteration_ms)
+        try:
+            attempts.append(attempt(problem, name, function=functions.get(name)))
+        except PlanningInterrupted:
+            raise KeyboardInterrupt from None  # a comparison with one planner cut short is unfair
+    attempts.sort(key=lambda made: made.plan.iteration_ms if made.plan else float("inf"))
+    rows = [_row(made) for made in attempts]
     reference = _reference(rows)
     bounds_ms = [row.lower_bound_ms for row in rows if row.lower_bound_ms is not None]
     return Comparison(
@@ -107,23 +124,20 @@ def compare(
         seed=seed,
         reference=None if reference is None else reference.planner,
         rows=tuple(_with_gap(_with_speedup(row, reference), bounds_ms) for row in rows),
+        plans={made.planner: made.plan for made in attempts if made.plan is not None},
     )
 
 
-def _run(problem: Problem, name: str, planner: Planner) -> ComparisonRow:
-    started_s = perf_counter()
-    try:
-        draft = planner(problem)
-    except InfeasibleError as error:
+def _row(made: Attempt) -> ComparisonRow:
+    if made.plan is None:
         return ComparisonRow(
-            planner=name, planning_s=perf_counter() - started_s, infeasible_reason=str(error)
+            planner=made.planner, planning_s=made.planning_s, infeasible_reason=made.reason
         )
-    planning_s = perf_counter() - started_s
-    predicted = predict(problem, draft)
-    limits = {device.name: device.memory_gb for device in problem.cluster.devices}
+    plan, predicted = made.plan, made.plan.require_predicted()
+    limits = {device.name: device.memory_gb for device in plan.cluster.devices}
     return ComparisonRow(
-        planner=name,
-        planning_s=planning_s,
+        planner=made.planner,
+        planning_s=made.planning_s,
         iteration_ms=predicted.iteration_ms,
         bubble_fraction=predicted.bubble_fraction,
         peak_memory_gb=max(predicted.peak_memory_gb.values()),
@@ -133,8 +147,8 @@ def _run(problem: Problem, name: str, planner: Planner) -> ComparisonRow:
                 (need_gb, limits[device]) for device, need_gb in predicted.peak_memory_gb.items()
             )
         ),
-        num_stages=len(draft.stages),
-        num_devices=sum(stage.num_replicas for stage in draft.stages),
+        num_stages=plan.num_stages,
+        num_devices=sum(stage.num_replicas for stage in plan.stages),
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
     )
 

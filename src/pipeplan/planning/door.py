@@ -1,53 +1,53 @@
-"""The door: inputs in, a finished plan out, by whichever planner is asked for."""
+"""The door: a problem and a planner in, a finished plan or a reason out.
+
+`plan`, `compare` and `sweep` all come through `attempt`. It judges every plan in the same way: the
+order of blocks that the planner gives is simulated, and the figures come from that run. A
+planner's own word for its time counts for nothing.
+"""
 
 import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
-from pipeplan.documents.text import nearest
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan, Schedule
-from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.planner.best import plan_best
-from pipeplan.planning.planner.exact import plan_exact
-from pipeplan.planning.planner.spp import plan_spp
 from pipeplan.planning.prediction import predict
-from pipeplan.planning.problem import MAX_MICROBATCHES, Draft, Planner, Problem
+from pipeplan.planning.problem import (
+    MAX_MICROBATCHES,
+    Draft,
+    Planner,
+    Problem,
+    SearchInterrupted,
+)
+from pipeplan.planning.registry import PLANNERS, find_planner
+from pipeplan.plugins import SCHEDULE_GROUP, find
 from pipeplan.profile import ModelProfile
-from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
+from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
+from pipeplan.simulator import run_schedule
 from pipeplan.version import VERSION
 
-__all__ = ["PLANNERS", "plan"]
-
-STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid")}
-"""Up to how many devices `best` starts from which published plans: those that take little time."""
-STARTS_BEYOND = ("data-parallel", "1f1b")
-MAX_START_LAYERS = 128
-"""Most of the published recursions take the square of the layers or more."""
-
-
-def plan_best_of_all(problem: Problem) -> Draft:
-    """`best` with the published planners' complete plans among its starting points."""
-    num_devices = problem.cluster.num_devices
-    names: tuple[str, ...] = STARTS_BEYOND
-    if problem.model.num_layers <= MAX_START_LAYERS:
-        names = next((names for most, names in STARTS_UPTO.items() if num_devices <= most), names)
-    return plan_best(problem, (BASELINES[name](problem) for name in names))
-
-
-PLANNERS: dict[str, Planner] = {
-    "best": plan_best_of_all,
-    "spp": plan_spp,
-    "exact": plan_exact,
-    **BASELINES,
-}
+__all__ = ["Attempt", "attempt", "make_problem", "plan"]
 
 ANY_SCHEDULE = "portfolio"
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What became of one planner on one problem: a plan, or the reason why there is none."""
+
+    planner: str
+    planning_s: float
+    plan: Plan | None = None
+    reason: str | None = None
 
 
 def plan(
@@ -70,7 +70,7 @@ def plan(
         model: what a microbatch costs, layer by layer.
         cluster: the devices and what connects them.
         microbatches: how many of them make an iteration.
-        planner: one of `PLANNERS`.
+        planner: one of `PLANNERS`, or a planner of another installed package.
         schedule: run the planner's stages under this rule of `SCHEDULES` instead of its own, or
             under whichever of these is fastest: `portfolio`.
         runnable: make no stage with more replicas than a microbatch has samples, since it could
@@ -84,53 +84,162 @@ def plan(
     Raises:
         InputError: an unknown planner, or a number of microbatches that cannot be.
         InfeasibleError: no plan exists.
+        PlanningInterrupted: Ctrl-C; a `KeyboardInterrupt` that carries the best plan so far.
     """
-    if planner not in PLANNERS:
-        raise InputError(f"planner: {planner!r} is not known{nearest(planner, PLANNERS)}")
-    if schedule is not None and schedule not in (*SCHEDULES, ANY_SCHEDULE):
-        known = (*SCHEDULES, ANY_SCHEDULE)
-        raise InputError(f"schedule: {schedule!r} is not known{nearest(schedule, known)}")
+    problem = make_problem(
+        model,
+        cluster,
+        microbatches,
+        runnable=runnable,
+        seed=seed,
+        effort=effort,
+        time_limit_s=time_limit_s,
+        num_threads=num_threads,
+        report=report,
+    )
+    made = attempt(problem, planner, schedule=schedule)
+    if made.plan is None:
+        raise InfeasibleError(made.reason)
+    return made.plan
+
+
+def make_problem(
+    model: ModelProfile,
+    cluster: Cluster,
+    microbatches: int,
+    *,
+    runnable: bool = False,
+    seed: int = 0,
+    effort: float = 1.0,
+    time_limit_s: float | None = None,
+    num_threads: int | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Problem:
+    """What planners get, once everything that the caller asked for is known to be possible."""
     if not 1 <= microbatches <= MAX_MICROBATCHES:
         raise InputError(f"microbatches: {microbatches} is not within 1..{MAX_MICROBATCHES}")
     if not MIN_EFFORT <= effort <= MAX_EFFORT:
         raise InputError(f"effort: {effort:g} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}")
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise InputError(f"time_limit_s: {time_limit_s:g} is not above zero")
-    problem = Problem(
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError(f"seed: {seed} is not within 0..{MAX_SEED}, the range of 64 bits")
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
+        raise InputError(f"time_limit_s: {time_limit_s:g} is not a number above zero")
+    if num_threads is not None and num_threads < 1:
+        raise InputError(f"num_threads: {num_threads} is not at least 1")
+    return Problem(
         cost=CostModel(model, cluster, max_replicas=model.microbatch_size if runnable else None),
         num_microbatches=microbatches,
+        runnable=runnable,
         seed=seed,
         effort=effort,
+        time_limit_s=time_limit_s,
         deadline=math.inf if time_limit_s is None else time.monotonic() + time_limit_s,
         num_threads=num_threads or os.cpu_count() or 1,
         report=report or (lambda _: None),
     )
-    _require_room(model, cluster)
-    draft = PLANNERS[planner](problem)
-    if runnable:
-        _require_runnable(problem, draft, planner)
-    if schedule is not None:
-        draft = _reschedule(problem, draft, schedule)
+
+
+def attempt(
+    problem: Problem,
+    planner: str,
+    *,
+    schedule: str | None = None,
+    function: Planner | None = None,
+) -> Attempt:
+    """What the planner makes of the problem: a finished plan, or why there is none.
+
+    `function` stands for the planner of that name; by default it is looked up.
+    """
+    make_draft = function or find_planner(planner)
+    rules = _rules(schedule)
+    began_s = time.perf_counter()
+    try:
+        _require_room(problem.model, problem.cluster)
+        draft = make_draft(problem)
+        if problem.runnable:
+            _require_runnable(problem, draft, planner)
+    except InfeasibleError as error:
+        return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, reason=str(error))
+    except SearchInterrupted as stop:
+        raise PlanningInterrupted(_finish(problem, planner, schedule, rules, stop.draft)) from None
+    plan = _finish(problem, planner, schedule, rules, draft)
+    if make_draft is not PLANNERS.get(planner):
+        _require_valid(plan)
+    return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, plan=plan)
+
+
+def _rules(schedule: str | None) -> dict[str, ScheduleRule]:
+    """The rules that a plan may be run under instead of its planner's order; none by default."""
+    if schedule is None:
+        return {}
+    if schedule == ANY_SCHEDULE:
+        return {rule: SCHEDULES[rule] for rule in PORTFOLIO}
+    known = {**SCHEDULES, ANY_SCHEDULE: SCHEDULES["pe"]}  # so that messages list it
+    return {schedule: find("schedule", schedule, known, SCHEDULE_GROUP)}
+
+
+def _finish(
+    problem: Problem,
+    planner: str,
+    schedule: str | None,
+    rules: dict[str, ScheduleRule],
+    draft: Draft,
+) -> Plan:
+    """The plan of a draft, with figures that a simulation of its order gives."""
+    draft = _run_draft(problem, draft, rules)
     return Plan(
-        model=model,
-        cluster=cluster,
-        microbatches=microbatches,
+        model=problem.model,
+        cluster=problem.cluster,
+        microbatches=problem.num_microbatches,
         stages=draft.stages,
         schedule=Schedule.from_codes(draft.codes.tolist()),
         planner=planner,
         predicted=predict(problem, draft),
         options={
-            "microbatches": microbatches,
+            "microbatches": problem.num_microbatches,
             "planner": planner,
-            "effort": effort,
+            "effort": problem.effort,
             **({} if schedule is None else {"schedule": schedule}),
-            **({"runnable": True} if runnable else {}),
-            **({} if time_limit_s is None else {"time_limit_s": time_limit_s}),
+            **({"runnable": True} if problem.runnable else {}),
+            **({} if problem.time_limit_s is None else {"time_limit_s": problem.time_limit_s}),
             **draft.notes,
         },
-        seed=seed,
+        seed=problem.seed,
         version=VERSION,
     )
+
+
+def _run_draft(problem: Problem, draft: Draft, rules: dict[str, ScheduleRule]) -> Draft:
+    """The draft in its own order, or in the fastest of the rules' orders, with its true time.
+
+    A bound on all plans holds whatever the order is.
+    """
+    costs = problem.cost.pipeline_costs(draft.stages)
+    orders = {
+        rule: np.asarray(run(costs, problem.num_microbatches).order_SM2, dtype=np.int32)
+        for rule, run in rules.items()
+    } or {"": draft.codes}
+    times_ms = {rule: run_schedule(costs, codes).iteration_ms for rule, codes in orders.items()}
+    rule = min(times_ms, key=lambda rule: times_ms[rule])
+    guarantee_ms = draft.schedule_guarantee_ms
+    if rules:
+        is_pe = rule == "pe"
+        guarantee_ms = schedule_guarantee_ms(costs, problem.num_microbatches) if is_pe else None
+    return replace(
+        draft,
+        codes=orders[rule],
+        iteration_ms=times_ms[rule],
+        schedule_guarantee_ms=guarantee_ms,
+    )
+
+
+def _require_valid(plan: Plan) -> None:
+    """Another package's planner may be wrong; the checker says so before anybody relies on it."""
+    verdict = check(plan)
+    if not verdict.ok:
+        raise InputError(
+            f"planner: {plan.planner!r} made a plan that is not valid: {verdict.errors[0]}"
+        )
 
 
 def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
@@ -144,26 +253,11 @@ def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
             )
 
 
-def _reschedule(problem: Problem, draft: Draft, schedule: str) -> Draft:
-    """The same stages under another rule; a bound on all plans still holds."""
-    costs = problem.cost.pipeline_costs(draft.stages)
-    rules = PORTFOLIO if schedule == ANY_SCHEDULE else (schedule,)
-    runs = {rule: SCHEDULES[rule](costs, problem.num_microbatches) for rule in rules}
-    rule = min(runs, key=lambda rule: runs[rule].iteration_ms)
-    guarantee_ms = schedule_guarantee_ms(costs, problem.num_microbatches)
-    return replace(
-        draft,
-        codes=runs[rule].order_SM2,
-        iteration_ms=runs[rule].iteration_ms,
-        schedule_guarantee_ms=guarantee_ms if rule == "pe" else None,
-    )
-
-
 def _require_room(model: ModelProfile, cluster: Cluster) -> None:
     """Refuse a model with a layer that no device can hold, whatever the plan.
 
-    Only the bare parameters count here. That optimizer state and activations fit is the plan's
-    affair, and too much of them a warning: they can be sharded, offloaded or recomputed.
+    Only the bare parameters count here. Optimizer state and activations can be sharded,
+    offloaded or recomputed, so too much of them is a warning about the plan.
     """
     rooms_gb = [math.inf if d.memory_gb is None else d.memory_gb for d in cluster.devices]
     layer = max(model.layers, key=lambda layer: layer.parameter_bytes)

@@ -11,7 +11,7 @@ from pipeplan.pipeline import Bound, Stage
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
-__all__ = ["MAX_MICROBATCHES", "Draft", "Planner", "Problem"]
+__all__ = ["MAX_MICROBATCHES", "Draft", "Planner", "Problem", "SearchInterrupted"]
 
 MAX_MICROBATCHES = 65_536
 """More than anybody runs; a typing mistake beyond it would take all memory."""
@@ -23,9 +23,12 @@ class Problem:
 
     cost: CostModel
     num_microbatches: int
+    runnable: bool = False
+    """Whether a stage may have no more replicas than a microbatch has samples."""
     seed: int = 0
     effort: float = 1.0
     """How much more, or less, search than usual; planners without a search ignore it."""
+    time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
     num_threads: int = 1
@@ -61,3 +64,11 @@ class Draft:
 
 
 Planner = Callable[[Problem], Draft]
+
+
+class SearchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a search that has a plan already: `draft`, marked as interrupted."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__("interrupted")
+        self.draft = draft

@@ -179,12 +179,13 @@ def expand_cases(
     resolve_cluster: Callable[[str, int], Cluster],
 ) -> list[SweepCase]:
     """Every case of the grid in its order: models outermost, seeds innermost."""
-    from pipeplan.planning.door import PLANNERS
+    from pipeplan.planning.registry import planner_names
 
+    known = planner_names()
     for index, planner in enumerate(spec.planners):
-        if planner not in PLANNERS:
+        if planner not in known:
             raise InputError(
-                f"planners[{index}]: {planner!r} is not known{nearest(planner, PLANNERS)}"
+                f"planners[{index}]: {planner!r} is not known{nearest(planner, known)}"
             )
     models = {name: resolve_model(name) for name in spec.models}
     clusters = {

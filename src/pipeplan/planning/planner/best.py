@@ -34,7 +34,7 @@ from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent, placed_stages
 from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.partition import best_partitions
-from pipeplan.planning.problem import Draft, Problem
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 
 __all__ = ["plan_best"]
 
@@ -67,7 +67,10 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
         search.offer_all(starts)
         search.improve(search.budget, rounds=max(1, round(problem.effort)))
     except KeyboardInterrupt:
-        problem.report("interrupted; keeping the best plan so far")
+        draft = search.draft()
+        raise SearchInterrupted(
+            replace(draft, notes={**draft.notes, "interrupted": True})
+        ) from None
     return search.draft()
 
 

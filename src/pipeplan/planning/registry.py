@@ -1,0 +1,61 @@
+"""Every planner by its name: ours, the published ones, and those of other packages."""
+
+from collections.abc import Sequence
+
+from pipeplan.errors import InputError
+from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.exact import plan_exact
+from pipeplan.planning.planner.spp import plan_spp
+from pipeplan.planning.problem import Draft, Planner, Problem
+from pipeplan.plugins import PLANNER_GROUP, all_names, find
+
+__all__ = ["PLANNERS", "choose_planners", "find_planner", "planner_names"]
+
+STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid")}
+"""Up to how many devices `best` starts from which published plans: those that take little time."""
+STARTS_BEYOND = ("data-parallel", "1f1b")
+MAX_START_LAYERS = 128
+"""Most of the published recursions take the square of the layers or more."""
+
+SLOW = "exact"
+"""Takes minutes where the others take milliseconds, so it runs only when it is asked for."""
+
+
+def plan_best_of_all(problem: Problem) -> Draft:
+    """`best` with the published planners' complete plans among its starting points."""
+    num_devices = problem.cluster.num_devices
+    names: tuple[str, ...] = STARTS_BEYOND
+    if problem.model.num_layers <= MAX_START_LAYERS:
+        names = next((names for most, names in STARTS_UPTO.items() if num_devices <= most), names)
+    return plan_best(problem, (BASELINES[name](problem) for name in names))
+
+
+PLANNERS: dict[str, Planner] = {
+    "best": plan_best_of_all,
+    "spp": plan_spp,
+    "exact": plan_exact,
+    **BASELINES,
+}
+"""The planners that come with pipeplan."""
+
+
+def find_planner(name: str) -> Planner:
+    """The planner of that name, which may belong to another package."""
+    return find("planner", name, PLANNERS, PLANNER_GROUP)
+
+
+def planner_names() -> tuple[str, ...]:
+    """The names of all planners, those of other packages included."""
+    return all_names(PLANNERS, PLANNER_GROUP)
+
+
+def choose_planners(names: Sequence[str] | None) -> tuple[str, ...]:
+    """These planners, once each; None: all that are quick."""
+    if names is None:
+        return tuple(name for name in planner_names() if name != SLOW)
+    if not names:
+        raise InputError(f"planners: names none; known are {', '.join(planner_names())}")
+    for name in names:
+        find_planner(name)
+    return tuple(dict.fromkeys(names))
