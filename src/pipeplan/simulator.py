@@ -75,7 +75,7 @@ def run_plan(plan: Plan) -> tuple[PipelineCosts, Run]:
 
 def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:
     """One iteration in the given order of blocks, each of which is there exactly once."""
-    trace = _core.run_schedule(*_kernel_arguments(costs), codes)
+    trace = _core.run_schedule(costs.for_kernels(), codes)
     blocks_done = trace[4].tolist()
     if any(done < codes.shape[1] for done in blocks_done):
         raise ScheduleError(_explain_deadlock(Schedule.from_codes(codes.tolist()), blocks_done))
@@ -94,18 +94,8 @@ def run_list(
     `preference` if both are; it never holds more than its cap of microbatches.
     """
     caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
-    arguments = _kernel_arguments(costs)
-    return _run(costs, _core.run_list(*arguments, num_microbatches, preference, caps_S))
-
-
-def _kernel_arguments(costs: PipelineCosts) -> tuple[Floats, Floats, Floats, Floats, bool]:
-    return (
-        costs.forward_ms_S,
-        costs.backward_ms_S,
-        costs.send_forward_ms_C,
-        costs.send_backward_ms_C,
-        costs.half_duplex,
-    )
+    trace = _core.run_list(costs.for_kernels(), num_microbatches, preference, caps_S)
+    return _run(costs, trace)
 
 
 def _run(costs: PipelineCosts, trace: Trace) -> Run:
