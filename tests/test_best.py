@@ -11,7 +11,7 @@ from instances import even_model, random_cluster, random_costs, random_model, ra
 from oracles import compositions
 from pipeplan import _core, zoo
 from pipeplan.checker import check
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
@@ -23,6 +23,7 @@ from pipeplan.planning.planner.exact import all_placements, optimal_schedule
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from pipeplan.simulator import Preference, run_list, run_schedule
 
@@ -239,6 +240,38 @@ class TestBest:
                 made = plan(model, cluster, 4, planner, runnable=True)
                 assert check(made).errors == ()
                 assert all(s.num_replicas <= model.microbatch_size for s in made.stages)
+
+    def test_a_relay_is_found_and_proved(self):
+        """A device without work passes data on, past a slow link; it takes both cuts around it."""
+        slow, fast = 0.01, 100.0
+        rates = [[0, fast, slow], [fast, 0, fast], [slow, fast, 0]]
+        cluster = Cluster(
+            name="relay",
+            devices=tuple(Device(name=f"d{u}") for u in range(3)),
+            bandwidth_gb_per_s=tuple(tuple(map(float, row)) for row in rates),
+        )
+        # The free layer shrinks nothing: both cuts around it send the same.
+        costs = [(10, 1e6, 1e9), (0, 1e6, 0), (10, 0, 1e9)]
+        layers = tuple(
+            LayerProfile(
+                name=str(index),
+                forward_ms=work,
+                backward_ms=work,
+                output_bytes=output,
+                parameter_bytes=parameters,
+            )
+            for index, (work, output, parameters) in enumerate(costs)
+        )
+        model = ModelProfile(name="free middle", microbatch_size=1, layers=layers)
+        # Let only the outer devices compute fast enough, so that the middle one is a mere relay.
+        devices = tuple(
+            replace(device, speed=0.001 if index == 1 else 1.0)
+            for index, device in enumerate(cluster.devices)
+        )
+        made = plan(model, replace(cluster, devices=devices), 8)
+        assert [stage.layers for stage in made.stages] == [range(1), range(1, 2), range(2, 3)]
+        assert made.stages[1].devices == (1,)
+        assert made.bound.gap(made.iteration_ms) < 1e-9
 
     def test_exact_keeps_the_limit_on_replicas(self):
         """Two samples in a microbatch: no plan with three replicas may be tried, or returned."""
