@@ -83,7 +83,7 @@ class _Search:
         self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
-        self.orders = device_orders(problem.cost)
+        self.orders = device_orders(problem.cost, by_cuts=self.settings.orders_by_cuts)
         self.classes = (
             _core.device_classes(self.instance)
             if self.num_devices <= settings.MAX_CLASS_DEVICES

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-__all__ = ["SearchSettings", "Sizes", "Step", "replica_counts", "settings_for"]
+__all__ = [
+    "MAX_CLASS_DEVICES",
+    "MAX_SET_STEPS",
+    "MAX_SET_TRIPLES",
+    "NUM_SET_CANDIDATES",
+    "SearchSettings",
+    "Sizes",
+    "Step",
+    "published_starts",
+    "replica_counts",
+    "settings_for",
+]
 
 
 class Sizes(Enum):
@@ -38,6 +49,9 @@ class SearchSettings:
     """One row of the table."""
 
     max_devices: float
+    orders_by_cuts: bool
+    """Whether the paper's order by minimum cuts is tried; beyond 128 devices the cuts take longer
+    than everything else together."""
     steps: tuple[Step, ...]
     """Coarse before fine: each step prunes with the best time of the one before. Reversed orders
     stand last, and beyond 32 devices they do not pay."""
@@ -53,6 +67,9 @@ class SearchSettings:
     """Plans that local search starts from, each with its own budget."""
     budget: float
     """What each start may spend, about a nanosecond a unit."""
+    published: tuple[str, ...] | None
+    """Published planners whose complete plans are tried too: those that take little time. None
+    stands for all of them."""
 
 
 _SMALL = (
@@ -72,39 +89,36 @@ _HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 1))
 _VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 1))
 
 
-def _row(
-    max_devices: float,
-    steps: tuple[Step, ...],
-    num_candidates: int,
-    max_layers: int,
-    tries_partitions: bool,
-    proves_relaxed: bool,
-    num_starts: int,
-    budget: float,
-) -> SearchSettings:
-    return SearchSettings(
+_QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
+_QUICKEST = ("data-parallel", "1f1b")
+
+TABLE = tuple(
+    SearchSettings(
         max_devices=max_devices,
+        orders_by_cuts=max_devices <= 128,
         steps=steps,
         num_candidates=num_candidates,
         max_layers=max_layers,
-        tries_partitions=tries_partitions,
-        proves_relaxed=proves_relaxed,
+        tries_partitions=max_devices <= 64,
+        proves_relaxed=max_devices <= 128,
         num_starts=num_starts,
         budget=budget,
+        published=published,
     )
-
-
-TABLE = (
-    #    devices, steps,  plans, layers, partitions, relaxed, starts, budget
-    _row(8, _SMALL, 10, 256, True, True, 4, 6e6),
-    _row(16, _MEDIUM, 5, 256, True, True, 4, 10e6),
-    _row(32, _MEDIUM, 5, 256, True, True, 4, 25e6),
-    _row(64, _LARGE, 5, 256, True, True, 4, 25e6),
-    _row(128, _HUGE, 5, 64, False, True, 4, 100e6),
-    _row(256, _HUGE, 5, 64, False, False, 4, 100e6),
-    _row(inf, _VAST, 5, 64, False, False, 2, 150e6),
+    for max_devices, steps, num_candidates, max_layers, num_starts, budget, published in (
+        (8, _SMALL, 10, 256, 4, 6e6, None),
+        (16, _MEDIUM, 5, 256, 4, 10e6, None),
+        (32, _MEDIUM, 5, 256, 4, 25e6, _QUICK),
+        (64, _LARGE, 5, 256, 4, 25e6, _QUICK),
+        (128, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
+        (256, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
+        (inf, _VAST, 5, 64, 2, 150e6, _QUICKEST),
+    )
 )
 
+MAX_PUBLISHED_LAYERS = 128
+"""Layers beyond which only the quickest published plans are tried: most of the published recursions
+take the square of the layers or more."""
 MAX_CLASS_DEVICES = 24
 """Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
 MAX_SET_TRIPLES, MAX_SET_STEPS = 300_000, 64e6
@@ -117,6 +131,13 @@ NUM_SET_CANDIDATES = 30
 def settings_for(num_devices: int) -> SearchSettings:
     """The row for a cluster of that size."""
     return next(row for row in TABLE if num_devices <= row.max_devices)
+
+
+def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:
+    """Which published planners give `best` complete plans to start from; None: all of them."""
+    if num_layers > MAX_PUBLISHED_LAYERS:
+        return _QUICKEST
+    return settings_for(num_devices).published
 
 
 def replica_counts(sizes: Sizes, num_devices: int) -> list[int]:
