@@ -97,3 +97,31 @@ def test_extreme_problems_are_planned(tmp_path, index):
 def test_any_seed_of_64_bits_is_taken(seed):
     model, cluster, _ = extreme_problem(1)
     assert plan(model, cluster, 4, "best", effort=0.05, seed=seed).seed == seed
+
+
+def test_sums_of_merged_layers_may_exceed_the_limits():
+    """`best` merges layers; five of 1e18 bytes are more than one layer may have."""
+    layer = {"forward_ms": 0.0, "backward_ms": 0.0, "output_bytes": 1.0, "parameter_bytes": 0.0}
+    model = pp.ModelProfile(
+        name="m",
+        microbatch_size=1,
+        layers=tuple(
+            pp.LayerProfile(name=str(index), **{**layer, "activation_bytes": 1e18})
+            for index in range(5)
+        ),
+    )
+    cluster = pp.expand_hosts("c", [pp.HostGroup(devices=2, bandwidth_gb_per_s=1.0)])
+    assert pp.check(plan(model, cluster, 4, "best", effort=0.05)).ok
+
+
+@pytest.mark.parametrize("microbatches", [2, 7])
+def test_blocks_as_short_as_an_instant(microbatches):
+    """1e-6 ms on a device of speed 1e3 takes 1e-9 ms, the length of one instant."""
+    layer = pp.LayerProfile(
+        name="l", forward_ms=1e-6, backward_ms=1e-6, output_bytes=0, parameter_bytes=0
+    )
+    model = pp.ModelProfile(name="m", microbatch_size=1, layers=(layer,))
+    device = pp.Device(name="d", speed=1e3)
+    cluster = pp.Cluster(name="c", devices=(device,), bandwidth_gb_per_s=((0.0,),))
+    verdict = pp.check(plan(model, cluster, microbatches, "best", effort=0.05))
+    assert verdict.ok, verdict.errors
