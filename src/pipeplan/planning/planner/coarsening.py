@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeplan.cost import CostModel, median
-from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.profile import ModelProfile, merged_layer
 
 __all__ = ["CoarseModel", "coarsen"]
 
@@ -38,8 +38,8 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     ends = _merge_cheapest(cost, ends, max_layers)
     layers = cost.model.layers
     merged = tuple(
-        LayerProfile(
-            name=f"{first}-{end}",
+        merged_layer(
+            f"{first}-{end}",
             forward_ms=float(cost.forward_ms_L[first:end].sum()),
             backward_ms=float(cost.backward_ms_L[first:end].sum()),
             output_bytes=layers[end - 1].output_bytes,
