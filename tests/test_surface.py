@@ -12,7 +12,7 @@ import pytest
 
 import pipeplan
 from pipeplan import version
-from pipeplan.cli import cli
+from pipeplan.commands.group import commands as cli
 
 SOURCE = Path(pipeplan.__file__).parent
 
@@ -95,7 +95,9 @@ COMMANDS = {
         "-m",
         "--microbatches",
         "--planners",
+        "--runnable",
         "--seed",
+        "--effort",
         "--report",
         "--json",
     },
@@ -119,6 +121,7 @@ COMMANDS = {
     "plot": {"plan", "-o", "--output", "--width"},
     "report": {"plan", "-o", "--output"},
     "simulate": {"plan", "--json"},
+    "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
     "trace": {"plan", "-o", "--output"},
     "zoo": {
         "name",
@@ -168,7 +171,7 @@ ROOMS = [
     {"simulator"},
     {"schedules"},
     {"checker", "plugins", "zoo"},
-    {"planning.problem"},
+    {"planning.problem", "planning.inputs"},
     {"planning.prediction"},
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},

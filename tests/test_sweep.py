@@ -18,15 +18,12 @@ from pipeplan import zoo
 from pipeplan.commands.sweep import sweep_command
 from pipeplan.documents.files import write_cluster, write_model
 from pipeplan.errors import InputError
-from pipeplan.planning import sweep
-from pipeplan.planning.sweep import (
-    Backend,
-    SweepSpec,
-    expand_cases,
-    journal_path,
-    read_spec,
-    run_sweep,
-)
+from pipeplan.planning.sweep import backends
+from pipeplan.planning.sweep.backends import Backend
+from pipeplan.planning.sweep.cases import expand_cases
+from pipeplan.planning.sweep.journal import journal_path
+from pipeplan.planning.sweep.running import run_sweep
+from pipeplan.planning.sweep.specification import SweepSpec, read_spec
 
 pytest.importorskip("joblib")
 
@@ -180,8 +177,8 @@ class TestResuming:
         assert not output.exists()
         assert len(journal_path(output).read_bytes().splitlines()) == 6  # with its head
         ran = []
-        run_case = sweep._run_case
-        monkeypatch.setattr(sweep, "_run_case", lambda case: ran.append(case) or run_case(case))
+        run_case = backends.run_case
+        monkeypatch.setattr(backends, "run_case", lambda case: ran.append(case) or run_case(case))
         run_sweep(cases_of(SPEC), output, backend=ALONE)
         assert [case.index for case in ran] == list(range(5, 16))
         run_sweep(cases_of(SPEC), tmp_path / "whole.csv", backend=ALONE)
@@ -281,7 +278,10 @@ def start_script(
             f"""
             import time
             from pipeplan import zoo
-            from pipeplan.planning.sweep import Backend, SweepSpec, expand_cases, run_sweep
+            from pipeplan.planning.sweep.backends import Backend
+            from pipeplan.planning.sweep.cases import expand_cases
+            from pipeplan.planning.sweep.running import run_sweep
+            from pipeplan.planning.sweep.specification import SweepSpec
 
             if __name__ == "__main__":
                 cases = expand_cases(

@@ -1,81 +1,135 @@
-"""The command line: parse, call the library, print. Results on stdout, all else on stderr."""
+"""The command line: parse, call the library, print. Results on stdout, all else on stderr.
+
+Nothing but Python's own small modules is imported at the top: Ctrl-C is answered with one line
+from the first line of `main` on, also while click or numpy is still being imported.
+"""
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
-import click
-
-from pipeplan.commands.compare import compare_command
-from pipeplan.commands.judge import check_command, simulate_command
-from pipeplan.commands.plan import demo_command, plan_command
-from pipeplan.commands.report import plot_command, report_command, trace_command
-from pipeplan.commands.shared import say
-from pipeplan.commands.sweep import sweep_command
-from pipeplan.commands.zoo import zoo_command
-from pipeplan.errors import PipeplanError
-
-__all__ = ["cli", "main"]
+__all__ = ["main"]
 
 EXIT_INTERRUPTED = 130
+SHOW_CURSOR = "\x1b[?25h"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; errors take one line on stderr and set the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "═" shows "?"
+    """Run the command line; errors take one line on stderr and set the exit code.
+
+    With `arguments`, another program calls this: its answer to Ctrl-C is restored at the end.
+    """
+    interrupts = _Interrupts()
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        with cli.make_context("pipeplan", list(given)) as context:
-            cli.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as done:  # --help and --version end this way
-        sys.exit(done.exit_code)
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "pipeplan"
-        _fail(f"{error.format_message()} See {command} --help", error.exit_code)
-    except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code)
-    except PipeplanError as error:
-        _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
-        sys.exit(0)
-    except OSError as error:
-        _fail(f"{error.filename or 'output'}: {error.strerror or error}", PipeplanError.exit_code)
-    except MemoryError:
-        _fail("out of memory; use a smaller model or cluster", PipeplanError.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", EXIT_INTERRUPTED)
-    sys.exit(0)
+        code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
+    finally:
+        if arguments is not None:
+            interrupts.uninstall()
+    interrupts.exit_code = (
+        code  # everything is written: Ctrl-C while Python cleans up changes nothing
+    )
+    sys.exit(code)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False)
-@click.version_option(package_name="pipeplan")
-def cli() -> None:
-    """Plan synchronous pipeline-parallel training.
+class _Interrupts:
+    """The answer to Ctrl-C: the first raises KeyboardInterrupt, the second ends the process.
 
-    MODEL and CLUSTER are names from the zoo (`pipeplan zoo`) or files.
+    During an import the first ends the process, too. Modules in C print tracebacks or turn the
+    KeyboardInterrupt into something else, and there is nothing to save yet.
     """
 
+    def __init__(self) -> None:
+        self.seen = False
+        self.exit_code: int | None = None
+        self._previous = signal.getsignal(signal.SIGINT)
+        # A process in the background may be started with SIGINT ignored: that stays so. And other
+        # threads than the first may not install anything.
+        self._installed = False
+        if self._previous is signal.default_int_handler:
+            try:
+                signal.signal(signal.SIGINT, self._answer)
+                self._installed = True
+            except ValueError:
+                pass
 
-for command in (
-    check_command,
-    compare_command,
-    demo_command,
-    plan_command,
-    plot_command,
-    report_command,
-    simulate_command,
-    sweep_command,
-    trace_command,
-    zoo_command,
-):
-    cli.add_command(command)
+    def uninstall(self) -> None:
+        """Restore the answer that was there before."""
+        if self._installed:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _answer(self, _signal: int, frame: FrameType | None) -> None:
+        if self.exit_code is not None:
+            os._exit(self.exit_code)
+        if self.seen or _is_importing(frame):
+            reset = SHOW_CURSOR if os.isatty(2) else ""
+            os.write(2, f"{reset}pipeplan: interrupted\n".encode())
+            os._exit(EXIT_INTERRUPTED)
+        self.seen = True
+        raise KeyboardInterrupt
 
 
-def _fail(message: str, exit_code: int) -> NoReturn:
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _run(arguments: Sequence[str], interrupts: _Interrupts) -> int:
+    """Run the command and return the exit code; after Ctrl-C, whatever comes out is 130."""
+    try:
+        return _invoke(arguments)
+    except KeyboardInterrupt as stop:
+        message = str(stop) or "interrupted"
+    except Exception:
+        if not interrupts.seen:
+            raise
+        message = "interrupted"
+    from pipeplan.commands.shared import say
+
     say(message)
-    sys.exit(exit_code)
+    return EXIT_INTERRUPTED
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "═" shows "?"
+    import click
+
+    from pipeplan.commands.group import commands
+    from pipeplan.commands.shared import say
+    from pipeplan.errors import PipeplanError
+
+    try:
+        with commands.make_context("pipeplan", list(arguments)) as context:
+            commands.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as done:  # --help and --version end this way
+        return done.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "pipeplan"
+        say(f"{error.format_message()} See {command} --help")
+        return error.exit_code
+    except click.ClickException as error:
+        say(error.format_message())
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except PipeplanError as error:
+        say(str(error))
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+        return 0
+    except OSError as error:
+        say(f"{error.filename or 'output'}: {error.strerror or error}")
+    except MemoryError:
+        say("out of memory; use a smaller model or cluster")
+    return PipeplanError.exit_code

@@ -2,6 +2,7 @@
 
 import click
 
+from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import print_json, print_plan, say
 from pipeplan.documents.text import printable
 from pipeplan.errors import PlanFileError
@@ -16,14 +17,16 @@ def simulate_command(plan: str, as_json: bool) -> None:
     """Run PLAN in the simulator and show its timeline."""
     from pipeplan.documents.files import read_plan
 
-    read = read_plan(plan)
-    if not as_json:
-        print_plan(read)
-        return
-    from pipeplan.documents.files import timeline_document
-    from pipeplan.simulator import simulate
+    with progress("simulating"):
+        read = read_plan(plan)
+        if not as_json:
+            print_plan(read)
+            return
+        from pipeplan.documents.files import timeline_document
+        from pipeplan.simulator import simulate
 
-    print_json(timeline_document(simulate(read)))
+        document = timeline_document(simulate(read))
+    print_json(document)
 
 
 @click.command("check")
@@ -35,7 +38,8 @@ def check_command(plan: str, strict_memory: bool, as_json: bool) -> None:
     from pipeplan.checker import check
     from pipeplan.documents.files import read_plan
 
-    verdict = check(read_plan(plan), strict_memory=strict_memory)
+    with progress("checking"):
+        verdict = check(read_plan(plan), strict_memory=strict_memory)
     if as_json:
         print_json({"ok": verdict.ok, "errors": verdict.errors, "warnings": verdict.warnings})
     if not verdict.ok:

@@ -1,10 +1,11 @@
 """`pipeplan sweep`."""
 
-from pathlib import Path
-
 import click
 
-from pipeplan.commands.shared import resolve_cluster, resolve_model, say
+from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.progress import progress
+from pipeplan.commands.shared import say
+from pipeplan.errors import InputError
 
 __all__ = ["sweep_command"]
 
@@ -19,34 +20,21 @@ __all__ = ["sweep_command"]
 @click.option("--address", help="Of a running dask scheduler or ray head.")
 def sweep_command(spec: str, output: str, jobs: int, backend: str, address: str | None) -> None:
     """Plan every case of the grid in SPEC; run again after an interruption to go on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    if is_stdout(output):
+        raise InputError(
+            "output: '-' cannot be the result of a sweep, whose journal lies beside it;"
+            " name a .csv or .parquet file"
+        )
+    from pipeplan.planning.sweep.journal import journal_path, require_folder
+    from pipeplan.planning.sweep.running import sweep
 
-    from pipeplan.planning.sweep import Backend, expand_cases, read_spec, run_sweep
-
-    folder = Path(spec).parent
-    chosen = Backend(name=backend, jobs=jobs, address=address)
-    cases = expand_cases(
-        read_spec(spec),
-        lambda name: resolve_model(_beside(folder, name)),
-        lambda name, seed: resolve_cluster(_beside(folder, name), seed),
+    require_folder(output)
+    require_paths(
+        inputs={"SPEC": spec}, outputs={"-o": output, "its journal": str(journal_path(output))}
     )
-    console = Console(stderr=True)
-    with Progress(
-        "planning", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    ) as progress:
-        task = progress.add_task("", total=len(cases))
-        rows = run_sweep(
-            cases,
-            output,
-            backend=chosen,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+    with progress("planning") as work:
+        rows = sweep(
+            spec, output, jobs=jobs, backend=backend, address=address, on_progress=work.count
         )
     failed = sum(row.error is not None for row in rows)
     say(f"{output}: {len(rows)} rows" + (f", {failed} of them without a plan" if failed else ""))
-
-
-def _beside(folder: Path, name: str) -> str:
-    """A file named in a specification lies beside it; names of the zoo stay as they are."""
-    beside = folder / name
-    return str(beside) if beside.is_file() else name
