@@ -78,13 +78,13 @@ def _parse_spec(document: Any) -> SweepSpec:
     if document.get("format") != SPEC_FORMAT:
         given = excerpt(document.get("format"))
         raise InputError(f"format: {given} is not {SPEC_FORMAT!r}, which is needed")
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: _list_of(document, name)
         for name in ("models", "clusters", "microbatches", "planners", "seeds")
         if name != "seeds" or name in document
     }
-    given.update({name: document[name] for name in ("runnable", "effort") if name in document})
-    return SweepSpec(**given)
+    values.update({name: document[name] for name in ("runnable", "effort") if name in document})
+    return SweepSpec(**values)
 
 
 def _list_of(document: Mapping[str, Any], name: str) -> tuple[Any, ...]:
