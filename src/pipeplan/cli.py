@@ -1,21 +1,18 @@
 """The command line: parse, call the library, print. Results on stdout, all else on stderr.
 
-Nothing but Python's own small modules is imported at the top: Ctrl-C is answered with one line
+Nothing large is imported at the top: Ctrl-C is answered with one line
 from the first line of `main` on, also while click or numpy is still being imported.
 """
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import NoReturn
 
-__all__ = ["main"]
+from pipeplan.commands.interrupting import EXIT_INTERRUPTED, Interrupts
 
-EXIT_INTERRUPTED = 130
-SHOW_CURSOR = "\x1b[?25h"
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -23,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     With `arguments`, another program calls this: its answer to Ctrl-C is restored at the end.
     """
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
     finally:
@@ -35,52 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-class _Interrupts:
-    """The answer to Ctrl-C: the first raises KeyboardInterrupt, the second ends the process.
-
-    During an import the first ends the process, too. Modules in C print tracebacks or turn the
-    KeyboardInterrupt into something else, and there is nothing to save yet.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-        self.exit_code: int | None = None
-        self._previous = signal.getsignal(signal.SIGINT)
-        # A process in the background may be started with SIGINT ignored: that stays so. And other
-        # threads than the first may not install anything.
-        self._installed = False
-        if self._previous is signal.default_int_handler:
-            try:
-                signal.signal(signal.SIGINT, self._answer)
-                self._installed = True
-            except ValueError:
-                pass
-
-    def uninstall(self) -> None:
-        """Restore the answer that was there before."""
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _answer(self, _signal: int, frame: FrameType | None) -> None:
-        if self.exit_code is not None:
-            os._exit(self.exit_code)
-        if self.seen or _is_importing(frame):
-            reset = SHOW_CURSOR if os.isatty(2) else ""
-            os.write(2, f"{reset}pipeplan: interrupted\n".encode())
-            os._exit(EXIT_INTERRUPTED)
-        self.seen = True
-        raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _run(arguments: Sequence[str], interrupts: _Interrupts) -> int:
+def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
     """Run the command and return the exit code; after Ctrl-C, whatever comes out is 130."""
     try:
         return _invoke(arguments)
