@@ -61,8 +61,6 @@ def deadlocked(made: Plan) -> Plan:
 
 WRONG = {
     "sum to": lambda made: with_stage(made, 0, shares=(0.4, 0.5)),
-    "not above zero": lambda made: with_stage(made, 0, shares=(1.0, 0.0)),
-    "has 1 for 2 devices": lambda made: with_stage(made, 0, shares=(1.0,)),
     "starts at": lambda made: with_stage(made, 1, layers=range(9, 14)),
     "of 26 layers": lambda made: replace(made, stages=made.stages[:-1]),
     "already serves": lambda made: with_stage(made, 1, devices=made.stages[0].devices),
@@ -84,7 +82,6 @@ WRONG = {
     "lower_bound_ms": lambda made: with_predicted(
         made, bound=Bound(lower_bound_ms=made.iteration_ms * 2, scope=BoundScope.ANY)
     ),
-    "microbatches": lambda made: replace(made, microbatches=0),
 }
 
 

@@ -17,7 +17,7 @@ from instances import random_cluster, random_model
 from pipeplan import zoo
 from pipeplan.documents import files, syntax
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
-from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Stage
 from pipeplan.planning.door import plan
 
 MODEL = {
@@ -153,10 +153,14 @@ def test_every_optional_field_of_a_plan_comes_back(tmp_path, plan_document):
         predicted=replace(
             made.predicted,
             schedule_guarantee_ms=None,
-            bound=Bound(lower_bound_ms=1.5, scope=BoundScope.ANY),
+            bound=Bound(
+                lower_bound_ms=1.5,
+                scope=BoundScope.ANY,
+                limits=(BoundLimit.MEMORY, BoundLimit.WHOLE_SAMPLES),
+            ),
         ),
         options={"deep": {"list": [1, None, "x"]}, "ratio": 0.5},
-        seed=2**70,
+        seed=2**64 - 1,
         version="9",
     )
     files.write_plan(full, tmp_path / "p.json")
@@ -206,10 +210,10 @@ def test_defaults_are_settled_on_reading(tmp_path):
     assert (cluster.latency_us, cluster.duplex) == (0, "full")
 
 
-def test_numbers_beyond_64_bits_come_back(tmp_path):
-    document = changed(MODEL, ("layers", 0, "parameter_bytes"), 10**30)
+def test_the_largest_numbers_come_back(tmp_path):
+    document = changed(MODEL, ("layers", 0, "parameter_bytes"), 10**18)
     model = files.read_model(saved(tmp_path, document))
-    assert model.layers[0].parameter_bytes == 1e30
+    assert model.layers[0].parameter_bytes == 1e18
     files.write_model(model, tmp_path / "m.json")
     assert json.loads((tmp_path / "m.json").read_text()) == document
 
@@ -335,7 +339,8 @@ WRONG = [
     ),
     ("plan", ("cluster", "hosts", 0, "count"), 0, "cluster.hosts[0].count: 0 is not at least 1"),
     ("plan", ("microbatches",), 0, "microbatches: 0 is not at least 1"),
-    ("plan", ("microbatches",), 10**12, "schedule[0]: has 6 blocks for 1000000000000 microb"),
+    ("plan", ("microbatches",), 10**12, "microbatches: 1000000000000 is above 65536, the most"),
+    ("plan", ("microbatches",), 9, "schedule[0]: has 6 blocks for 9 microbatches"),
     ("plan", ("microbatches",), True, "microbatches: true is not a whole number"),
     ("plan", ("stages",), [], "stages: is empty"),
     ("plan", ("stages", 0, "devices", 0), "h9d9", "stages[0].devices[0]: 'h9d9' is not in the c"),
@@ -437,7 +442,7 @@ HOSTILE = {
     "digits.json": (b"1" * 10_000, "holds a number with too many digits"),
     "digits.yaml": (b"1" * 10_000, "format: is missing"),
     "fraction.json": (b"0." + b"1" * 10_000_000, "format: is missing"),
-    "values.json": (b"[" + b"0," * 4_000_000 + b"0]", "has more than 2,200,000 values"),
+    "values.json": (b"[" + b"0," * 7_000_000 + b"0]", "has more than 6,000,000 values"),
     "numbers.json": (b"[" + b"0.123456789012345," * 2_199_999 + b"0]", "format: is missing"),
     "lists.json": (b"[" + b"[]," * 500_000 + b"0]", "has more than 400,000 objects and lists"),
     "values.yaml": (b"- 0\n" * 999_999, "has more than 300,000 values"),
@@ -456,7 +461,7 @@ def test_hostile_files_are_refused_soon(tmp_path, name):
             break  # the readers share their parser
 
 
-@pytest.mark.parametrize(("name", "limit"), [("x.json", "64 MB"), ("x.yaml", "4 MB")])
+@pytest.mark.parametrize(("name", "limit"), [("x.json", "250 MB"), ("x.yaml", "4 MB")])
 def test_large_files_are_refused_unread(tmp_path, name, limit):
     with (tmp_path / name).open("wb") as file:
         file.truncate(10**12)  # sparse: takes no space
@@ -553,7 +558,7 @@ def test_1024_devices_load_soon(tmp_path):
         "format": "pipeplan.cluster/1",
         "name": "large",
         "devices": [{"name": f"d{i}"} for i in range(1024)],
-        "bandwidth_gb_per_s": [[rng.random() for _ in range(1024)] for _ in range(1024)],
+        "bandwidth_gb_per_s": [[rng.uniform(1, 2) for _ in range(1024)] for _ in range(1024)],
     }
     path = saved(tmp_path, document)
     start = time.perf_counter()

@@ -1,22 +1,33 @@
 """The second input: devices, and the bandwidth and latency between every two of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from pipeplan.errors import ClusterError
-from pipeplan.validation import require_magnitude, require_positive
+from pipeplan.validation import (
+    BANDWIDTH_GB_PER_S,
+    COUNT,
+    LATENCY_US,
+    MAX_DEVICES,
+    MEMORY_GB,
+    SPEED,
+    Limits,
+    number_text,
+    require_count,
+    require_number,
+)
 
-__all__ = ["Cluster", "Device", "Duplex", "HostGroup", "Matrix", "expand_hosts"]
+__all__ = ["CLUSTER_FORMAT", "Cluster", "Device", "Duplex", "HostGroup", "Matrix", "expand_hosts"]
 
 Matrix = tuple[tuple[float, ...], ...]
 """One number for each ordered pair of devices: row = sender, column = receiver."""
 
-MAX_DEVICES = 4096
-"""A cluster beyond this is refused: its matrices alone would take hundreds of megabytes."""
+CLUSTER_FORMAT = "pipeplan.cluster/1"
+"""What a cluster's file says under `format`."""
 
 
 class Duplex(StrEnum):
@@ -42,8 +53,8 @@ class Device:
         if not self.host:
             object.__setattr__(self, "host", self.name)
         if self.memory_gb is not None:
-            require_magnitude(ClusterError, "memory_gb", self.memory_gb)
-        require_positive(ClusterError, "speed", self.speed)
+            require_number(ClusterError, "memory_gb", self.memory_gb, MEMORY_GB)
+        require_number(ClusterError, "speed", self.speed, SPEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +70,18 @@ class HostGroup:
 
     def __post_init__(self) -> None:
         for name in ("devices", "count"):
-            if getattr(self, name) < 1:
-                raise ClusterError(f"{name}: {getattr(self, name)} is not at least 1")
+            require_count(ClusterError, name, getattr(self, name), COUNT)
         if self.bandwidth_gb_per_s is not None:
-            require_magnitude(ClusterError, "bandwidth_gb_per_s", self.bandwidth_gb_per_s)
+            require_number(
+                ClusterError, "bandwidth_gb_per_s", self.bandwidth_gb_per_s, BANDWIDTH_GB_PER_S
+            )
         elif self.devices > 1:
             raise ClusterError(
                 f"bandwidth_gb_per_s: is missing; a host with {self.devices} devices needs it"
             )
         if self.memory_gb is not None:
-            require_magnitude(ClusterError, "memory_gb", self.memory_gb)
-        require_positive(ClusterError, "speed", self.speed)
+            require_number(ClusterError, "memory_gb", self.memory_gb, MEMORY_GB)
+        require_number(ClusterError, "speed", self.speed, SPEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +109,13 @@ class Cluster:
                     f"devices[{index}].name: {device.name!r} is taken by devices[{first}];"
                     " names are unique"
                 )
-        _require_matrix("bandwidth_gb_per_s", self.bandwidth_gb_per_s, len(self.devices))
-        if isinstance(self.latency_us, tuple):
-            _require_matrix("latency_us", self.latency_us, len(self.devices))
+        _require_matrix(
+            "bandwidth_gb_per_s", self.bandwidth_gb_per_s, len(self.devices), BANDWIDTH_GB_PER_S
+        )
+        if isinstance(self.latency_us, tuple | list):
+            _require_matrix("latency_us", self.latency_us, len(self.devices), LATENCY_US)
         else:
-            require_magnitude(ClusterError, "latency_us", self.latency_us)
+            require_number(ClusterError, "latency_us", self.latency_us, LATENCY_US)
 
     @property
     def num_devices(self) -> int:
@@ -117,7 +131,7 @@ def expand_hosts(
     latency_us: float | Matrix = 0.0,
     duplex: Duplex = Duplex.FULL,
 ) -> Cluster:
-    """The cluster that the `hosts` shorthand stands for.
+    """The cluster that the `hosts` shorthand stands for; it is written in shorthand too.
 
     Devices are named `h<host>d<device>` from 0 in the order of `hosts`.
     """
@@ -125,47 +139,99 @@ def expand_hosts(
         raise ClusterError("hosts: is empty; a cluster has at least one host")
     _require_device_count(sum(group.count * group.devices for group in hosts))
     each_host = [group for group in hosts for _ in range(group.count)]
-    if between_hosts_gb_per_s is None:
-        if len(each_host) > 1:
-            raise ClusterError(
-                f"between_hosts_gb_per_s: is missing; {len(each_host)} hosts need it"
-            )
-        between_hosts_gb_per_s = 0.0
-    require_magnitude(ClusterError, "between_hosts_gb_per_s", between_hosts_gb_per_s)
-    devices = tuple(
-        Device(name=f"h{host}d{i}", host=f"h{host}", memory_gb=group.memory_gb, speed=group.speed)
-        for host, group in enumerate(each_host)
-        for i in range(group.devices)
-    )
-    host_of = [host for host, group in enumerate(each_host) for _ in range(group.devices)]
-    inside = [group.bandwidth_gb_per_s or 0.0 for group in each_host]
-    bandwidth = tuple(
-        tuple(inside[u] if u == v else between_hosts_gb_per_s for v in host_of) for u in host_of
-    )
-    return Cluster(
+    if between_hosts_gb_per_s is not None:
+        require_number(
+            ClusterError, "between_hosts_gb_per_s", between_hosts_gb_per_s, BANDWIDTH_GB_PER_S
+        )
+    elif len(each_host) > 1:
+        raise ClusterError(f"between_hosts_gb_per_s: is missing; {len(each_host)} hosts need it")
+    cluster = Cluster(
         name=name,
-        devices=devices,
-        bandwidth_gb_per_s=bandwidth,
+        devices=tuple(
+            Device(
+                name=f"h{host}d{i}", host=f"h{host}", memory_gb=group.memory_gb, speed=group.speed
+            )
+            for host, group in enumerate(each_host)
+            for i in range(group.devices)
+        ),
+        bandwidth_gb_per_s=_bandwidth_of_hosts(each_host, between_hosts_gb_per_s or 0.0),
         latency_us=latency_us,
         duplex=duplex,
     )
+    document: dict[str, Any] = {
+        "format": CLUSTER_FORMAT,
+        "name": name,
+        "hosts": [_given_fields(group) for group in hosts],
+    }
+    if between_hosts_gb_per_s is not None:
+        document["between_hosts_gb_per_s"] = between_hosts_gb_per_s
+    if latency_us != 0:
+        document["latency_us"] = latency_us
+    if duplex is not Duplex.FULL:
+        document["duplex"] = duplex
+    object.__setattr__(cluster, "document", document)
+    return cluster
+
+
+def _bandwidth_of_hosts(each_host: Sequence[HostGroup], between_gb_per_s: float) -> Matrix:
+    """The matrix of hosts; devices of one host share one row, and so do all lone devices.
+
+    The diagonal is ignored, so a lone device needs no row of its own. Sharing keeps thousands of
+    devices at a few megabytes.
+    """
+    num_devices = sum(group.devices for group in each_host)
+    common = (between_gb_per_s,) * num_devices
+    rows: list[tuple[float, ...]] = []
+    for group in each_host:
+        row = common
+        if group.devices > 1:
+            inside = (group.bandwidth_gb_per_s or 0.0,) * group.devices
+            row = (*common[: len(rows)], *inside, *common[len(rows) + group.devices :])
+        rows += [row] * group.devices
+    return tuple(rows)
+
+
+def _given_fields(group: HostGroup) -> dict[str, Any]:
+    """The fields of a host group that differ from their defaults."""
+    return {
+        each.name: getattr(group, each.name)
+        for each in fields(group)
+        if getattr(group, each.name) != each.default
+    }
 
 
 def _require_device_count(num_devices: int) -> None:
     if num_devices > MAX_DEVICES:
-        raise ClusterError(f"devices: {num_devices} are more than the {MAX_DEVICES} supported")
+        raise ClusterError(
+            f"devices: {number_text(num_devices)} are more than the {MAX_DEVICES} supported"
+        )
 
 
-def _require_matrix(name: str, matrix: Matrix, num_devices: int) -> None:
-    """Refuse a matrix of another shape, or with a number that cannot be off its diagonal."""
+def _require_matrix(name: str, matrix: Matrix, num_devices: int, limits: Limits) -> None:
+    """Refuse a matrix of another shape, or with a number outside its limits."""
     if len(matrix) != num_devices:
         raise ClusterError(f"{name}: has {len(matrix)} rows for {num_devices} devices")
+    checked: set[int] = set()  # rows may be shared
     for row, numbers in enumerate(matrix):
+        if id(numbers) in checked:
+            continue
+        checked.add(id(numbers))
         if len(numbers) != num_devices:
             raise ClusterError(
                 f"{name}[{row}]: has {len(numbers)} columns for {num_devices} devices"
             )
-    numbers_DD = np.array(matrix)
-    wrong = np.argwhere(~np.isfinite(numbers_DD) | (numbers_DD < 0))
-    for row, column in wrong.tolist():
-        require_magnitude(ClusterError, f"{name}[{row}][{column}]", matrix[row][column])
+        if not _within(numbers, limits):
+            for column, number in enumerate(numbers):
+                require_number(ClusterError, f"{name}[{row}][{column}]", number, limits)
+
+
+def _within(numbers: Sequence[Any], limits: Limits) -> bool:
+    """Whether all these are plain numbers, each 0 or within its limits."""
+    if not set(map(type, numbers)) <= {float, int}:
+        return False
+    try:
+        numbers_D = np.array(numbers, dtype=np.float64)
+    except OverflowError:  # a whole number too long for a float
+        return False
+    fits = (numbers_D == 0) | ((numbers_D >= limits.least) & (numbers_D <= limits.most))
+    return bool(fits.all())

@@ -18,11 +18,21 @@ from typing import Any
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.profile import ModelProfile
+from pipeplan.validation import (
+    MICROBATCHES,
+    SHARE,
+    require_count,
+    require_figure,
+    require_number,
+    require_plan_size,
+    require_seed,
+)
 
 __all__ = [
     "AllReduce",
     "Block",
     "Bound",
+    "BoundLimit",
     "BoundScope",
     "Kind",
     "Plan",
@@ -60,6 +70,16 @@ class Stage:
             raise InputError(f"layers: {self.layers} is not a non-empty range of step 1")
         if not self.devices:
             raise InputError("devices: is empty; a stage runs on at least one device")
+        if min(self.devices) < 0:
+            raise InputError(f"devices: {min(self.devices)} is negative; devices count from 0")
+        if len(set(self.devices)) < len(self.devices):
+            raise InputError("devices: one stands twice; a device already serves its stage")
+        if self.shares is None:
+            return
+        for position, share in enumerate(self.shares):
+            require_number(InputError, f"shares[{position}]", share, SHARE)
+        if len(self.shares) != len(self.devices):
+            raise InputError(f"shares: has {len(self.shares)} for {len(self.devices)} devices")
 
     @property
     def num_replicas(self) -> int:
@@ -184,12 +204,27 @@ class BoundScope(StrEnum):
     ANY = "any"
 
 
+class BoundLimit(StrEnum):
+    """What a lower bound takes for granted: it speaks only of plans within this limit."""
+
+    WHOLE_SAMPLES = "whole-samples"
+    MEMORY = "memory"
+    CONSTRAINTS = "constraints"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """No plan of the scope can be faster."""
 
     lower_bound_ms: float
     scope: BoundScope
+    limits: tuple[BoundLimit, ...] = ()
+    """The bound speaks only of plans within these limits."""
+
+    def __post_init__(self) -> None:
+        require_figure(PlanFileError, "lower_bound_ms", self.lower_bound_ms)
+        if len(set(self.limits)) < len(self.limits):
+            raise PlanFileError("bound_limits: one stands twice; name each limit once")
 
     def gap(self, iteration_ms: float) -> float:
         """By which fraction, at most, a plan of that time is slower than the best."""
@@ -214,6 +249,15 @@ class Prediction:
     """The theorem's bound on `iteration_ms`; None unless the schedule is PE's."""
     bound: Bound | None = None
 
+    def __post_init__(self) -> None:
+        require_figure(PlanFileError, "iteration_ms", self.iteration_ms)
+        # 1 - busy / all may round to just below zero; whether it is right is for the checker.
+        require_figure(PlanFileError, "bubble_fraction", self.bubble_fraction, may_be_negative=True)
+        if self.schedule_guarantee_ms is not None:
+            require_figure(PlanFileError, "schedule_guarantee_ms", self.schedule_guarantee_ms)
+        for name, need_gb in self.peak_memory_gb.items():
+            require_figure(PlanFileError, f"peak_memory_gb[{name!r}]", need_gb)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -229,7 +273,13 @@ class Plan:
     """None only for a plan written by hand."""
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    """Any whole number of 64 bits."""
     version: str = ""
+
+    def __post_init__(self) -> None:
+        require_count(PlanFileError, "microbatches", self.microbatches, MICROBATCHES)
+        require_plan_size(len(self.stages), self.microbatches)
+        require_seed(self.seed)
 
     @property
     def num_stages(self) -> int:

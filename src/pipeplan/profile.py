@@ -1,12 +1,24 @@
 """The first input: what one microbatch of a model costs, layer by layer."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeplan.errors import ProfileError
-from pipeplan.validation import require_magnitude
+from pipeplan.validation import (
+    COUNT,
+    MAX_LAYERS,
+    NUM_BYTES,
+    OPTIMIZER_RATIO,
+    TIME_MS,
+    require_count,
+    require_number,
+)
 
 __all__ = ["LayerProfile", "ModelProfile"]
+
+ROUNDING = 1e-9
+"""By which fraction a part may exceed its whole: both were rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +39,20 @@ class LayerProfile:
     """The part of `backward_ms` that only computes weight gradients; recorded, not yet used."""
 
     def __post_init__(self) -> None:
-        for number in ("forward_ms", "backward_ms", "output_bytes", "parameter_bytes"):
-            require_magnitude(ProfileError, number, getattr(self, number))
         for number in ("gradient_bytes", "activation_bytes"):
             if getattr(self, number) is None:
                 object.__setattr__(self, number, self.output_bytes)
-            require_magnitude(ProfileError, number, getattr(self, number))
+        for number in ("forward_ms", "backward_ms"):
+            require_number(ProfileError, number, getattr(self, number), TIME_MS)
+        for number in ("output_bytes", "parameter_bytes", "gradient_bytes", "activation_bytes"):
+            require_number(ProfileError, number, getattr(self, number), NUM_BYTES)
         if self.weight_grad_ms is not None:
-            require_magnitude(ProfileError, "weight_grad_ms", self.weight_grad_ms)
+            require_number(ProfileError, "weight_grad_ms", self.weight_grad_ms, TIME_MS)
+            if self.weight_grad_ms > self.backward_ms * (1 + ROUNDING):
+                raise ProfileError(
+                    f"weight_grad_ms: {self.weight_grad_ms:g} is above {self.backward_ms:g},"
+                    " the backward_ms that it is a part of"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +66,27 @@ class ModelProfile:
     """The model's own input for one microbatch."""
     optimizer_bytes_per_parameter_byte: float = 3.0
     """Gradient and optimizer state beside each parameter byte: by default Adam's."""
+    tied: tuple[tuple[str, ...], ...] = ()
+    """Groups of layers, by name, that share parameters; recorded, not charged."""
     document: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
     """The file's content in the form it was given; None for a profile made in Python."""
 
     def __post_init__(self) -> None:
-        if self.microbatch_size < 1:
-            raise ProfileError(f"microbatch_size: {self.microbatch_size} is not at least 1")
-        require_magnitude(ProfileError, "input_bytes", self.input_bytes)
-        require_magnitude(
+        require_count(ProfileError, "microbatch_size", self.microbatch_size, COUNT)
+        require_number(ProfileError, "input_bytes", self.input_bytes, NUM_BYTES)
+        require_number(
             ProfileError,
             "optimizer_bytes_per_parameter_byte",
             self.optimizer_bytes_per_parameter_byte,
+            OPTIMIZER_RATIO,
         )
         if not self.layers:
             raise ProfileError("layers: is empty; a model has at least one layer")
+        if len(self.layers) > MAX_LAYERS:
+            raise ProfileError(
+                f"layers: {len(self.layers):,} are more than the {MAX_LAYERS:,} supported;"
+                " join neighbouring layers"
+            )
         first_with: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             first = first_with.setdefault(layer.name, index)
@@ -70,6 +95,7 @@ class ModelProfile:
                     f"layers[{index}].name: {layer.name!r} is taken by layers[{first}];"
                     " names are unique"
                 )
+        _require_tied(self.tied, first_with)
 
     @property
     def num_layers(self) -> int:
@@ -79,3 +105,13 @@ class ModelProfile:
     def bytes_into(self, layer: int) -> float:
         """What enters `layer` from the layers before it, for one microbatch."""
         return self.layers[layer - 1].output_bytes if layer else self.input_bytes
+
+
+def _require_tied(tied: tuple[tuple[str, ...], ...], known: Container[str]) -> None:
+    """Refuse groups that name no layer, or one layer only, or one layer twice."""
+    for index, group in enumerate(tied):
+        if len(set(group)) < max(2, len(group)):
+            raise ProfileError(f"tied[{index}]: has to name at least two layers, each of them once")
+        for position, name in enumerate(group):
+            if name not in known:
+                raise ProfileError(f"tied[{index}][{position}]: {name!r} is no layer's name")

@@ -1,0 +1,205 @@
+"""JSON, from the bytes of a file to plain objects and back.
+
+A plan's schedule has up to ten million blocks. As Python texts they would take most of a gigabyte,
+so the bytes of the schedule are taken out first and become arrays of codes: F(m) is `m`, B(m) is
+`-1 - m`. Everything else is read by Python's own parser.
+"""
+
+import gc
+import json
+import numbers
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.documents.limits import MAX_DEPTH, require_json_size
+from pipeplan.documents.text import excerpt
+from pipeplan.errors import InputError
+from pipeplan.validation import MAX_BLOCKS, MAX_DEVICES
+
+__all__ = [
+    "NotJson",
+    "PackedOrders",
+    "object_without_duplicates",
+    "parse_json",
+    "require_readable",
+    "to_json",
+]
+
+SPACE = rb"[ \t\r\n]*+"
+BLOCK = rb'"[FB](?:0|[1-9][0-9]{0,8})"'
+TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|[^"\[\]{}]++', re.DOTALL)
+"""A text, a bracket, or all that stands between these."""
+MAX_TOKENS = 6_000_000
+"""How far to look for the schedule; a file with more before it is too large anyway."""
+
+
+def _list_of(entry: bytes) -> bytes:
+    """The pattern of a list whose entries all match; possessive, so it never goes back."""
+    more = rb"(?:%b,%b%b)*+" % (SPACE, SPACE, entry)
+    return rb"\[%b(?:%b%b%b)?+\]" % (SPACE, entry, more, SPACE)
+
+
+SCHEDULE = re.compile(rb"%b:%b(%b)" % (SPACE, SPACE, _list_of(_list_of(BLOCK))))
+ORDER = re.compile(rb"\[([^\[\]]*+)\]")
+BACKWARD, FORWARD = b"BF"
+
+
+class NotJson(InputError):
+    """Text that does not follow the grammar of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrders:
+    """A schedule as codes: for each stage an array, F(m) as `m`, B(m) as `-1 - m`."""
+
+    codes: list[NDArray[np.int32]]
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def parse_json(data: bytes, *, pack_schedule: bool = False) -> Any:
+    """The content as plain objects; on request the top-level `schedule` as `PackedOrders`.
+
+    A schedule that is not made of blocks stays a list of lists, for the reader to explain.
+    """
+    span = _find_schedule(data) if pack_schedule else None
+    start, end = span or (len(data), len(data))
+    rest = data if span is None else b"%b0%b" % (data[:start], data[end:])
+    require_json_size(rest)
+
+    def place(offset: int) -> int:
+        """The offset in the file of an offset in the rest."""
+        return offset if offset <= start else offset + end - start - 1
+
+    try:
+        text = rest.decode()
+        document = _loads(text)
+    except UnicodeDecodeError as problem:
+        problem.start = place(problem.start)
+        raise
+    except json.JSONDecodeError as problem:
+        before = data[: place(len(text[: problem.pos].encode()))]
+        line, column = before.count(b"\n") + 1, len(before[before.rfind(b"\n") + 1 :].decode()) + 1
+        raise NotJson(f"is not JSON: {problem.msg} at line {line}, column {column}") from None
+    if span is not None:
+        document["schedule"] = _pack(data[start:end])
+    return document
+
+
+def _find_schedule(data: bytes) -> tuple[int, int] | None:
+    """Where the schedule of the outermost object stands, if it is made of blocks."""
+    if b'"schedule"' not in data:
+        return None
+    depth = 0
+    for _, token in zip(range(MAX_TOKENS), TOKEN.finditer(data), strict=False):
+        text = token[0]
+        if text in (b"[", b"{"):
+            depth += 1
+        elif text in (b"]", b"}"):
+            depth -= 1
+        elif depth == 1 and text == b'"schedule"':
+            found = SCHEDULE.match(data, token.end())
+            return found.span(1) if found else None
+    return None
+
+
+def _pack(schedule: bytes) -> PackedOrders:
+    if schedule.count(b"[") - 1 > MAX_DEVICES:
+        raise InputError(f"schedule: has more than {MAX_DEVICES:,} orders, one for each stage")
+    if schedule.count(b'"') // 2 > MAX_BLOCKS:
+        raise InputError(
+            f"schedule: has more than the {MAX_BLOCKS:,} blocks that a plan may have;"
+            " use fewer microbatches"
+        )
+    codes = []
+    for order in ORDER.finditer(schedule, 1):
+        letters = np.frombuffer(order[1], dtype=np.uint8)
+        letters = letters[(letters == FORWARD) | (letters == BACKWARD)]
+        digits = order[1].translate(None, b'"FB \t\r\n')
+        microbatches = np.fromstring(digits, dtype=np.int32, sep=",")
+        codes.append(np.where(letters == BACKWARD, -1 - microbatches, microbatches))
+    return PackedOrders(codes)
+
+
+def _loads(text: str) -> Any:
+    """What Python's parser makes of the text; no key stands twice in an object."""
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here is garbage; a million numbers load in half the time
+    try:
+        document = json.loads(text, object_pairs_hook=object_without_duplicates)
+    except RecursionError:
+        raise InputError(f"is nested deeper than {MAX_DEPTH} levels") from None
+    except (InputError, json.JSONDecodeError):
+        raise
+    except ValueError:
+        raise InputError("holds a number with too many digits") from None
+    finally:
+        if collecting:
+            gc.enable()
+    if "\\" in text:
+        msgspec.json.encode(document)  # escapes can make text that no file can hold
+    return document
+
+
+def object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values; a key that stands twice is refused."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InputError(f"{excerpt(key)}: stands twice in one object")
+            seen.add(key)
+    return result
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def to_json(document: dict[str, Any]) -> bytes:
+    """JSON that people can read: lists of plain values and small objects stay on one line."""
+    return _pretty(document, "").encode() + b"\n"
+
+
+def require_readable(data: bytes) -> bytes:
+    """These bytes of JSON, unless they are too large to be read again."""
+    span = _find_schedule(data)
+    require_json_size(data if span is None else data[: span[0]] + data[span[1] :])
+    return data
+
+
+def _pretty(value: Any, indent: str) -> str:
+    if _fits_one_line(value):
+        return msgspec.json.encode(value, enc_hook=_plain_number).decode()
+    inner = f"{indent}  "
+    if isinstance(value, dict):
+        entries = [f"{_pretty(key, '')}: {_pretty(value[key], inner)}" for key in value]
+        return f"{{\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}}}"
+    entries = [_pretty(entry, inner) for entry in value]
+    return f"[\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}]"
+
+
+def _fits_one_line(value: Any) -> bool:
+    """Whether this is a plain value, a list of them, or a small object of these two."""
+    if isinstance(value, dict):
+        return len(value) <= 8 and all(
+            not isinstance(entry, dict) and _fits_one_line(entry) for entry in value.values()
+        )
+    if isinstance(value, list | tuple):
+        return not any(issubclass(kind, dict | list | tuple) for kind in set(map(type, value)))
+    return True
+
+
+def _plain_number(value: Any) -> int | float:
+    """A number of numpy's as one of Python's."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise InputError(f"{excerpt(value)} cannot be written as JSON")

@@ -1,0 +1,270 @@
+"""Plans as documents: from the fields of a file to a plan with its inputs, and back."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pipeplan.documents.conversion import convert
+from pipeplan.documents.inputs import (
+    cluster_document,
+    fields_of,
+    model_document,
+    parse_cluster,
+    parse_model,
+)
+from pipeplan.documents.json_text import PackedOrders
+from pipeplan.documents.text import excerpt, nearest
+from pipeplan.errors import InputError, PlanFileError
+from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Plan, Prediction, Schedule, Stage
+from pipeplan.profile import ModelProfile
+from pipeplan.validation import MAX_DEVICES, MICROBATCHES, require_count, require_plan_size
+
+__all__ = ["parse_plan", "plan_document"]
+
+PLAN_FORMAT = "pipeplan.plan/1"
+BLOCK_TEXT = re.compile(r"([FB])(0|[1-9][0-9]{0,8})")
+NULLABLE = ("lower_bound_ms", "bound_scope", "schedule_guarantee_ms")
+"""The predicted figures that a planner may leave open."""
+
+T = TypeVar("T")
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as the file holds it; one that no file can hold is refused."""
+    require_plan_size(len(plan.stages), plan.microbatches)
+    _require_json_options(plan.options)
+    names = [device.name for device in plan.cluster.devices]
+    document: dict[str, Any] = {
+        "format": PLAN_FORMAT,
+        "planner": plan.planner,
+        "options": plan.options,
+        "seed": plan.seed,
+        "version": plan.version,
+        "microbatches": plan.microbatches,
+        "stages": [_stage_document(stage, names) for stage in plan.stages],
+        "schedule": _block_texts(plan.schedule),
+    }
+    if plan.predicted is not None:
+        predicted, bound = plan.predicted, plan.predicted.bound
+        document["predicted"] = {
+            "iteration_ms": predicted.iteration_ms,
+            "lower_bound_ms": bound and bound.lower_bound_ms,
+            "bound_scope": bound and bound.scope,
+            **({"bound_limits": list(bound.limits)} if bound and bound.limits else {}),
+            "schedule_guarantee_ms": predicted.schedule_guarantee_ms,
+            "bubble_fraction": predicted.bubble_fraction,
+            "peak_memory_gb": predicted.peak_memory_gb,
+        }
+    document["model"] = model_document(plan.model)
+    document["cluster"] = cluster_document(plan.cluster)
+    return document
+
+
+class _BlockTexts(dict[int, str]):
+    """The text of each block by its code; equal blocks share one text."""
+
+    def __missing__(self, code: int) -> str:
+        text = self[code] = f"F{code}" if code >= 0 else f"B{-1 - code}"
+        return text
+
+
+def _block_texts(schedule: Schedule) -> list[list[str]]:
+    texts = _BlockTexts()
+    return [list(map(texts.__getitem__, order)) for order in schedule.to_codes()]
+
+
+def _require_json_options(options: dict[str, Any]) -> None:
+    """Refuse options that a file cannot hold, or not as they are."""
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, RecursionError):
+        raise PlanFileError("options: holds something that JSON cannot say") from None
+    except ValueError:
+        raise PlanFileError("options: holds a number that is not finite") from None
+
+
+def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "layers": [stage.layers.start, stage.layers.stop],
+        "devices": [names[device] for device in stage.devices],
+    }
+    if stage.shares is not None:
+        document["shares"] = stage.shares
+    if stage.recompute:
+        document["recompute"] = True
+    return document
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _StageFile:
+    layers: tuple[int, int]
+    devices: tuple[str, ...]
+    shares: tuple[float, ...] | None = None
+    recompute: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _PredictedFile:
+    iteration_ms: float
+    bubble_fraction: float
+    peak_memory_gb: dict[str, float]
+    lower_bound_ms: float | None = None
+    bound_scope: BoundScope | None = None
+    bound_limits: tuple[BoundLimit, ...] = ()
+    schedule_guarantee_ms: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanFile:
+    """A plan file; its two inputs and its schedule have readers of their own."""
+
+    model: Any
+    cluster: Any
+    microbatches: int
+    stages: tuple[_StageFile, ...]
+    schedule: Any
+    planner: str
+    predicted: _PredictedFile | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    version: str = ""
+
+
+def parse_plan(document: Any) -> Plan:
+    """The plan that a document holds, with the inputs embedded in it."""
+    file = convert(fields_of(document, PLAN_FORMAT), _PlanFile, may_be_null=NULLABLE)
+    model = _within("model", parse_model, file.model)
+    cluster = _within("cluster", parse_cluster, file.cluster)
+    require_count(PlanFileError, "microbatches", file.microbatches, MICROBATCHES)
+    if not file.stages:
+        raise PlanFileError("stages: is empty; a plan has at least one stage")
+    require_plan_size(len(file.stages), file.microbatches)
+    _require_json_options(file.options)
+    index_of = {device.name: index for index, device in enumerate(cluster.devices)}
+    return Plan(
+        model=model,
+        cluster=cluster,
+        microbatches=file.microbatches,
+        stages=tuple(
+            _parse_stage(stage, f"stages[{index}]", model, index_of)
+            for index, stage in enumerate(file.stages)
+        ),
+        schedule=Schedule.from_codes(_parse_orders(file.schedule, file.microbatches)),
+        planner=file.planner,
+        predicted=None if file.predicted is None else _parse_predicted(file.predicted),
+        options=file.options,
+        seed=file.seed,
+        version=file.version,
+    )
+
+
+def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
+    """What `parse` makes of a part of the file; its errors get the path to that part."""
+    try:
+        return parse(document)
+    except InputError as error:
+        raise InputError(f"{path}.{error}") from None
+
+
+def _parse_stage(
+    file: _StageFile, path: str, model: ModelProfile, index_of: dict[str, int]
+) -> Stage:
+    first, end = file.layers
+    if not 0 <= first < end <= model.num_layers:
+        raise PlanFileError(
+            f"{path}.layers: [{first}, {end}] is no range within 0..{model.num_layers}"
+        )
+    for position, name in enumerate(file.devices):
+        if name not in index_of:
+            raise PlanFileError(
+                f"{path}.devices[{position}]: {excerpt(name)} is not in the cluster"
+                f"{nearest(name, list(index_of)[:1000])}"
+            )
+    if not file.devices:
+        raise PlanFileError(f"{path}.devices: is empty; a stage runs on at least one device")
+    try:
+        return Stage(
+            layers=range(first, end),
+            devices=tuple(index_of[name] for name in file.devices),
+            shares=file.shares,
+            recompute=file.recompute,
+        )
+    except InputError as problem:
+        raise PlanFileError(f"{path}.{problem}") from None
+
+
+def _parse_orders(orders: Any, num_microbatches: int) -> list[list[int]]:
+    """The codes of every stage's blocks, from arrays or from lists of texts."""
+    if isinstance(orders, PackedOrders):
+        codes = [order.tolist() for order in orders.codes]
+    elif isinstance(orders, list):
+        if len(orders) > MAX_DEVICES:
+            raise PlanFileError(f"schedule: has more than {MAX_DEVICES:,} orders, one a stage")
+        codes_of = _BlockCodes()
+        codes = [_parse_order(order, f"schedule[{n}]", codes_of) for n, order in enumerate(orders)]
+    else:
+        raise PlanFileError("schedule: is not a list; give one for each stage")
+    for stage, order in enumerate(codes):
+        # Judging an order takes as long as the microbatches are many, so they have to be there.
+        # Which of a few are missing is for the checker to say.
+        if len(order) < num_microbatches:
+            raise PlanFileError(
+                f"schedule[{stage}]: has {len(order)} blocks for {num_microbatches}"
+                " microbatches; each runs once forward and once backward"
+            )
+    return codes
+
+
+class _BlockCodes(dict[str, int]):
+    """The code of each block by its text."""
+
+    def __missing__(self, text: str) -> int:
+        match = BLOCK_TEXT.fullmatch(text)
+        if not match:
+            raise PlanFileError(f"{excerpt(text)} is no block; write F0 or B0")
+        microbatch = int(match[2])
+        code = self[text] = microbatch if match[1] == "F" else -1 - microbatch
+        return code
+
+
+def _parse_order(order: Any, path: str, code_of: _BlockCodes) -> list[int]:
+    if not isinstance(order, list):
+        raise PlanFileError(f"{path}: is not a list; give the order of the stage's blocks")
+    codes = []
+    for position, text in enumerate(order):
+        if not isinstance(text, str):
+            raise PlanFileError(f"{path}[{position}]: {excerpt(text)} is not text; write F0 or B0")
+        try:
+            codes.append(code_of[text])
+        except PlanFileError as problem:
+            raise PlanFileError(f"{path}[{position}]: {problem}") from None
+    return codes
+
+
+def _parse_predicted(file: _PredictedFile) -> Prediction:
+    bound = None
+    try:
+        if file.lower_bound_ms is not None and file.bound_scope is not None:
+            bound = Bound(
+                lower_bound_ms=file.lower_bound_ms,
+                scope=file.bound_scope,
+                limits=file.bound_limits,
+            )
+        elif (file.lower_bound_ms, file.bound_scope) != (None, None):
+            raise PlanFileError("lower_bound_ms and bound_scope go together")
+        elif file.bound_limits:
+            raise PlanFileError("bound_limits: are those of a bound, but lower_bound_ms is null")
+        return Prediction(
+            iteration_ms=file.iteration_ms,
+            bubble_fraction=file.bubble_fraction,
+            peak_memory_gb=file.peak_memory_gb,
+            schedule_guarantee_ms=file.schedule_guarantee_ms,
+            bound=bound,
+        )
+    except PlanFileError as problem:
+        raise PlanFileError(f"predicted.{problem}") from None
