@@ -51,9 +51,9 @@ def plot_command(plan: str, output: str, width: int) -> None:
     if suffix not in (".svg", ".png"):
         raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
     from pipeplan.documents.syntax import write_atomically
+    from pipeplan.replaying import simulate
     from pipeplan.report.drawing import Drawing
     from pipeplan.report.svg import svg_to_png, timeline_svg
-    from pipeplan.simulator import simulate
 
     read = read_plan(plan)
     picture = timeline_svg(Drawing(read, simulate(read)), width)

@@ -66,8 +66,8 @@ def _require_file(name: str, kind: str, known: tuple[str, ...]) -> None:
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
+    from pipeplan.replaying import simulate
     from pipeplan.report.terminal import render_plan
-    from pipeplan.simulator import simulate
 
     timeline = simulate(plan)
     print_rich(lambda console: render_plan(plan, timeline, console))
