@@ -42,13 +42,13 @@ def simulate(plan: Plan) -> Timeline:
     A plan that the checker refuses raises `PlanFileError`, or `ScheduleError` if its schedule
     is incomplete or deadlocks. Figures under `predicted` are not looked at.
     """
-    return timeline_of(*_run_valid(plan, CostModel(plan.model, plan.cluster)))
+    return timeline_of(*run_plan(plan, _valid_cost(plan)))
 
 
 def replay_plan(plan: Plan) -> Replayed:
     """The plan run again, with figures that are its own; errors as those of `simulate`."""
-    cost = CostModel(plan.model, plan.cluster)
-    costs, run = _run_valid(plan, cost)
+    cost = _valid_cost(plan)
+    costs, run = run_plan(plan, cost)
     figures = predicted_figures(
         cost,
         plan.stages,
@@ -68,11 +68,12 @@ def replay_plan(plan: Plan) -> Replayed:
     return Replayed(plan=plan, cost=cost, costs=costs, run=run, warnings=warnings)
 
 
-def _run_valid(plan: Plan, cost: CostModel) -> tuple[PipelineCosts, Run]:
+def _valid_cost(plan: Plan) -> CostModel:
+    """The cost model of a plan in which the checker finds nothing wrong."""
     errors = structural_errors(plan)
     if errors:
         raise _error(errors[0])
-    return run_plan(plan, cost)
+    return CostModel(plan.model, plan.cluster)
 
 
 def _error(message: str) -> InputError:
