@@ -19,8 +19,6 @@ __all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule",
 
 Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats]
 """What a kernel returns: the arrays of `Run`, the blocks done and the end of each stage."""
-MOST_STEPS = 8
-"""How many steps of a deadlock a message names."""
 
 
 class Preference(IntEnum):
@@ -147,26 +145,21 @@ def _explain_deadlock(schedule: Schedule, blocks_done: list[int]) -> str:
     """Which block waits for which, around the circle.
 
     Every unfinished stage waits at one block for another block that has not run. Following
-    these waits from stage to stage ends in a circle, since nothing can run.
+    these waits from stage to stage ends in a circle, since nothing can run. The circle is of
+    two neighbours, or of the last stage alone: each wait leads to a neighbour or stays.
     """
     waits_at = {
         stage: schedule.block(stage, done)
         for stage, done in enumerate(blocks_done)
         if done < len(schedule.codes(stage))
     }
+    needed = {n: _needed_by(block, schedule.num_stages) for n, block in waits_at.items()}
     stage = min(waits_at)
-    visited: dict[int, None] = {}  # in this order
-    while stage not in visited:
-        visited[stage] = None
-        stage = _needed_by(waits_at[stage], schedule.num_stages).stage
-    path = list(visited)
-    circle = path[path.index(stage) :]
-    steps = [
-        f"stage {n} waits at {waits_at[n]} for {_needed_by(waits_at[n], schedule.num_stages)}"
-        for n in circle[:MOST_STEPS]
-    ]
-    more = f", and so on through {len(circle)} stages" if len(circle) > MOST_STEPS else ""
-    return f"schedule: deadlocks: {', '.join(steps)}{more}"
+    while needed[needed[stage].stage].stage != stage:
+        stage = needed[stage].stage
+    circle = sorted({stage, needed[stage].stage})
+    steps = [f"stage {n} waits at {waits_at[n]} for {needed[n]}" for n in circle]
+    return f"schedule: deadlocks: {', '.join(steps)}"
 
 
 def _needed_by(block: Block, num_stages: int) -> Block:
