@@ -1,5 +1,6 @@
 """Random models, clusters and schedules: small, awkward, reproducible from a seed."""
 
+import copy
 import random
 from dataclasses import replace
 
@@ -158,6 +159,14 @@ def whole_samples(stage: Stage, microbatch_size: int) -> Stage:
         return stage
     samples = [fewer + (index < with_one_more) for index in range(stage.num_replicas)]
     return replace(stage, shares=tuple(count / microbatch_size for count in samples))
+
+
+def forced(made, **changes):
+    """A copy with other fields, past all checks of the constructor."""
+    changed = copy.copy(made)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 def even_model(num_layers: int, forward_ms: float, backward_ms: float) -> ModelProfile:
