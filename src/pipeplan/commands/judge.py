@@ -23,7 +23,7 @@ def simulate_command(plan: str, as_json: bool) -> None:
             print_plan(read)
             return
         from pipeplan.documents.files import timeline_document
-        from pipeplan.simulator import simulate
+        from pipeplan.replaying import simulate
 
         document = timeline_document(simulate(read))
     print_json(document)

@@ -61,9 +61,9 @@ def plot_command(plan: str, output: str, width: int) -> None:
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.documents.files import read_plan
     from pipeplan.documents.syntax import write_atomically
+    from pipeplan.replaying import simulate
     from pipeplan.report.drawing import Drawing
     from pipeplan.report.svg import svg_to_png, timeline_svg
-    from pipeplan.simulator import simulate
 
     with progress("drawing"):
         read = read_plan(plan)

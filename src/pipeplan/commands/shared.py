@@ -32,8 +32,8 @@ SEED = click.IntRange(0, 2**64 - 1)
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
+    from pipeplan.replaying import simulate
     from pipeplan.report.terminal import render_plan
-    from pipeplan.simulator import simulate
 
     timeline = simulate(plan)
     print_rich(lambda console: render_plan(plan, timeline, console))
