@@ -3,7 +3,7 @@
 import click
 
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import print_json, print_plan, say
+from pipeplan.commands.shared import print_json, print_plan, read_valid_plan, say
 from pipeplan.documents.text import printable
 from pipeplan.errors import PlanFileError
 
@@ -15,17 +15,14 @@ __all__ = ["check_command", "simulate_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the timeline as JSON.")
 def simulate_command(plan: str, as_json: bool) -> None:
     """Run PLAN in the simulator and show its timeline."""
-    from pipeplan.documents.files import read_plan
-
     with progress("simulating"):
-        read = read_plan(plan)
+        replayed = read_valid_plan(plan)
         if not as_json:
-            print_plan(read)
+            print_plan(replayed.plan)
             return
         from pipeplan.documents.files import timeline_document
-        from pipeplan.replaying import simulate
 
-        document = timeline_document(simulate(read))
+        document = timeline_document(replayed.timeline)
     print_json(document)
 
 

@@ -6,12 +6,10 @@ from itertools import combinations
 from pathlib import Path
 
 from pipeplan.documents.text import excerpt
+from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
 
 __all__ = ["is_stdout", "require_paths"]
-
-STANDARD_STREAM = "-"
-"""As an input: standard input; as an output: standard output."""
 
 
 def is_stdout(*outputs: str | None) -> bool:

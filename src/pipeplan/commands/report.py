@@ -4,6 +4,7 @@ import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import progress
+from pipeplan.commands.shared import read_valid_plan
 from pipeplan.errors import InputError
 
 __all__ = ["plot_command", "report_command", "trace_command"]
@@ -15,11 +16,10 @@ __all__ = ["plot_command", "report_command", "trace_command"]
 def report_command(plan: str, output: str) -> None:
     """Write PLAN as one HTML page that needs nothing else."""
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.documents.files import read_plan
     from pipeplan.report.html import write_report
 
     with progress("writing the report"):
-        write_report(read_plan(plan), output)
+        write_report(read_valid_plan(plan).plan, output)
 
 
 @click.command("trace")
@@ -28,11 +28,10 @@ def report_command(plan: str, output: str) -> None:
 def trace_command(plan: str, output: str) -> None:
     """Write PLAN's iteration as trace events for Perfetto or chrome://tracing."""
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.documents.files import read_plan
     from pipeplan.report.trace import write_trace
 
     with progress("writing the trace"):
-        write_trace(read_plan(plan), output)
+        write_trace(read_valid_plan(plan).plan, output)
 
 
 @click.command("plot")
@@ -59,13 +58,11 @@ def plot_command(plan: str, output: str, width: int) -> None:
     if suffix not in (".svg", ".png"):
         raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.documents.files import read_plan
     from pipeplan.documents.syntax import write_atomically
-    from pipeplan.replaying import simulate
     from pipeplan.report.drawing import Drawing
     from pipeplan.report.svg import svg_to_png, timeline_svg
 
     with progress("drawing"):
-        read = read_plan(plan)
-        picture = timeline_svg(Drawing(read, simulate(read)), width)
+        replayed = read_valid_plan(plan)
+        picture = timeline_svg(Drawing(replayed.plan, replayed.timeline), width)
         write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeplan.documents.text import printable
+from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from pipeplan.pipeline import Plan
+    from pipeplan.replaying import Replayed
 
-__all__ = ["SEED", "print_json", "print_plan", "print_rich", "say"]
+__all__ = ["SEED", "print_json", "print_plan", "print_rich", "read_valid_plan", "say"]
 
 CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """Characters that JSON does not escape, but some terminals obey."""
@@ -28,6 +30,24 @@ LONGEST_LINE = 600
 
 SEED = click.IntRange(0, 2**64 - 1)
 """Any number of 64 bits."""
+
+
+def read_valid_plan(path: str) -> "Replayed":
+    """The plan in a file, run again; what `check` refuses is refused.
+
+    Stale predicted figures are replaced by those of the replay, and a warning says so.
+    """
+    from pipeplan.documents.files import read_plan
+    from pipeplan.replaying import replay_plan
+
+    plan = read_plan(path)
+    try:
+        replayed = replay_plan(plan)
+    except InputError as problem:
+        raise type(problem)(f"{path}: {problem}") from None
+    for warning in replayed.warnings:
+        say(f"warning: {path}: {warning}")
+    return replayed
 
 
 def print_plan(plan: "Plan") -> None:

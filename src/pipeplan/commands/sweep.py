@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
@@ -67,8 +68,7 @@ def _quick_end(backend: str) -> Iterator[None]:
 
 def _end_at_once(_signal: int, _frame: FrameType | None) -> NoReturn:
     try:
-        import psutil  # dask and ray bring it
-
+        psutil = import_module("psutil")  # dask and ray bring it
         for child in psutil.Process().children(recursive=True):
             child.kill()
     except Exception:  # noqa: S110 - a child that is gone, or no psutil: the end comes all the same

@@ -8,13 +8,11 @@ from pipeplan import zoo
 from pipeplan.cluster import Cluster
 from pipeplan.documents.files import read_cluster, read_model
 from pipeplan.documents.text import excerpt, nearest
+from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
 from pipeplan.profile import ModelProfile
 
-__all__ = ["STANDARD_STREAM", "resolve_beside", "resolve_cluster", "resolve_model"]
-
-STANDARD_STREAM = "-"
-"""As an input: standard input; as an output: standard output."""
+__all__ = ["resolve_beside", "resolve_cluster", "resolve_model"]
 
 
 def resolve_model(name: str) -> ModelProfile:

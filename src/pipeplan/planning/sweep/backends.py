@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -22,9 +23,15 @@ from pipeplan.documents.text import nearest
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.planning.sweep.cases import Outcome, SweepCase, run_case
 
-__all__ = ["Backend", "run_cases"]
+__all__ = ["Backend", "require_backend", "run_cases"]
 
-BACKENDS = ("loky", "dask", "ray")
+PACKAGES = {
+    "loky": [("joblib", "sweep")],
+    "dask": [("joblib", "sweep"), ("distributed", "dask")],
+    "ray": [("joblib", "sweep"), ("ray", "ray")],
+}
+"""The modules that a backend needs, each with the extra of pipeplan that installs it."""
+BACKENDS = tuple(PACKAGES)
 MAX_JOBS = 4096
 """More processes than any machine starts; a larger number is a typing mistake."""
 PARENT_CHECK_S = 0.5
@@ -55,11 +62,18 @@ class Backend:
             )
 
 
+def require_backend(backend: Backend) -> None:
+    """Refuse a backend whose packages are not installed."""
+    for module, extra in PACKAGES[backend.name]:
+        if find_spec(module) is None:
+            raise InputError(f"sweep: {module} is not installed; pip install 'pipeplan[{extra}]'")
+
+
 def run_cases(cases: list[SweepCase], backend: Backend) -> Iterator[Outcome]:
     """The outcomes of the cases, in the order in which they end."""
     if not cases:
         return
-    joblib = _import_optional("joblib", "sweep")
+    joblib = import_module("joblib")
     with _joblib_backend(joblib, backend), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # joblib warns when a sweep ends early: Ctrl-C does that
         try:
@@ -102,17 +116,6 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _import_optional(module: str, extra: str) -> Any:
-    """A module that only an extra of pipeplan installs."""
-    try:
-        return import_module(module)
-    except ImportError:
-        name = module.split(".")[0]
-        raise InputError(
-            f"sweep: {name} is not installed; pip install 'pipeplan[{extra}]'"
-        ) from None
-
-
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
     """Threads and processes that are started within the block never receive SIGINT.
@@ -146,7 +149,7 @@ def _joblib_backend(joblib: Any, backend: Backend) -> Iterator[None]:
 
 @contextmanager
 def _dask_client(backend: Backend) -> Iterator[None]:
-    distributed = _import_optional("distributed", "dask")
+    distributed = import_module("distributed")
     with _sigint_blocked():
         if backend.address:
             client = distributed.Client(backend.address)
@@ -160,8 +163,8 @@ def _dask_client(backend: Backend) -> Iterator[None]:
 
 @contextmanager
 def _ray_session(backend: Backend) -> Iterator[None]:
-    ray = _import_optional("ray", "ray")
-    register_ray = _import_optional("ray.util.joblib", "ray").register_ray
+    ray = import_module("ray")
+    register_ray = import_module("ray.util.joblib").register_ray
     try:
         with _sigint_blocked():
             ray.init(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeplan.planning.inputs import resolve_beside
-from pipeplan.planning.sweep.backends import Backend, run_cases
+from pipeplan.planning.sweep.backends import Backend, require_backend, run_cases
 from pipeplan.planning.sweep.cases import SweepCase, SweepRow, digest, expand_cases
 from pipeplan.planning.sweep.journal import journal_path, open_journal, require_folder
 from pipeplan.planning.sweep.specification import SweepSpec, read_spec
@@ -44,9 +44,10 @@ def sweep(
     chosen = Backend(name=backend, jobs=jobs, address=address)
     choose_writer(Path(output))  # refuses other suffixes before anything is read
     require_folder(output)
+    require_backend(chosen)
     folder = Path()
     if not isinstance(spec, SweepSpec):
-        folder = Path() if str(spec) == "-" else Path(spec).parent
+        folder = Path(spec).parent  # the working directory for standard input, "-"
         spec = read_spec(spec)
     cases = expand_cases(spec, *resolve_beside(folder))
     return run_sweep(cases, output, backend=chosen, on_progress=on_progress)
