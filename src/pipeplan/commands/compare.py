@@ -34,11 +34,10 @@ def compare_command(
     as_json: bool,
 ) -> None:
     """Plan MODEL on CLUSTER with every planner and show them side by side."""
-    require_paths(
-        inputs={"MODEL": model, "CLUSTER": cluster}, outputs={"--report": report}, as_json=as_json
-    )
+    from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
+
+    require_paths(inputs=input_files(model, cluster), outputs={"--report": report}, as_json=as_json)
     from pipeplan.planning.comparison import compare
-    from pipeplan.planning.inputs import resolve_cluster, resolve_model
 
     names = None if planners is None else [n.strip() for n in planners.split(",") if n.strip()]
     with progress("planning") as work:

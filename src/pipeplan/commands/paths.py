@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeplan.documents.text import excerpt
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
+from pipeplan.planning.same_file import are_same_file
 
 __all__ = ["is_stdout", "require_paths"]
 
@@ -64,12 +65,7 @@ def _are_same(first: str, second: str) -> bool:
         return False
     if STANDARD_STREAM in (first, second):
         return first == second
-    try:
-        if os.path.exists(first) and os.path.exists(second):
-            return os.path.samefile(first, second)
-        return Path(first).resolve() == Path(second).resolve()
-    except (OSError, RuntimeError, ValueError):  # links in a circle, a NUL: reading will say so
-        return False
+    return are_same_file(first, second)
 
 
 def _require_writable(path: str) -> None:

@@ -41,14 +41,15 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
+    from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
+
     require_paths(
-        inputs={"MODEL": model, "CLUSTER": cluster},
+        inputs=input_files(model, cluster),
         outputs={"-o": output, "--report": report},
         as_json=as_json,
     )
     from pipeplan.documents.files import write_plan
     from pipeplan.planning.door import plan
-    from pipeplan.planning.inputs import resolve_cluster, resolve_model
 
     with progress("planning") as work:
         try:

@@ -1,6 +1,6 @@
 """Models and clusters by the name that a person gives: of the zoo, or of a file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,9 +10,16 @@ from pipeplan.documents.files import read_cluster, read_model
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
+from pipeplan.planning.same_file import are_same_file
 from pipeplan.profile import ModelProfile
 
-__all__ = ["resolve_beside", "resolve_cluster", "resolve_model"]
+__all__ = ["input_files", "resolve_beside", "resolve_cluster", "resolve_model"]
+
+
+def input_files(model: str, cluster: str) -> dict[str, str]:
+    """Those of the two names that are files, not names of the zoo, by what help texts call them."""
+    names = {"MODEL": (model, zoo.MODEL_NAMES), "CLUSTER": (cluster, zoo.CLUSTER_NAMES)}
+    return {kind: name for kind, (name, known) in names.items() if name not in known}
 
 
 def resolve_model(name: str) -> ModelProfile:
@@ -32,12 +39,12 @@ def resolve_cluster(name: str, seed: int) -> Cluster:
 
 
 def resolve_beside(
-    folder: Path,
+    folder: Path, outputs: Sequence[Path] = ()
 ) -> tuple[Callable[[str], ModelProfile], Callable[[str, int], Cluster]]:
     """The two functions above, for names in a file that lies in `folder`.
 
     A name that is not in the zoo is a path that starts at the folder, or else at the working
-    directory. Each file is read once.
+    directory. Each file is read once, and none of the outputs may be among them.
     """
 
     def path_of(name: str, kind: str) -> str:
@@ -46,7 +53,14 @@ def resolve_beside(
                 f"{kind}: '-' is standard input, which a sweep cannot use; name a file"
             )
         beside = folder / name
-        return str(beside) if _exists(beside) else name
+        path = beside if _exists(beside) else Path(name)
+        for output in outputs:
+            if are_same_file(path, output):
+                raise InputError(
+                    f"output: {excerpt(str(output))} is the same file as the {kind}"
+                    f" {excerpt(name)}; choose another output"
+                )
+        return str(path)
 
     read_cluster_once = cache(resolve_cluster)
 

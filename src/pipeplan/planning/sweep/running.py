@@ -49,7 +49,7 @@ def sweep(
     if not isinstance(spec, SweepSpec):
         folder = Path(spec).parent  # the working directory for standard input, "-"
         spec = read_spec(spec)
-    cases = expand_cases(spec, *resolve_beside(folder))
+    cases = expand_cases(spec, *resolve_beside(folder, (Path(output), journal_path(output))))
     return run_sweep(cases, output, backend=chosen, on_progress=on_progress)
 
 
