@@ -33,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
-    """Run the command and return the exit code; after Ctrl-C, whatever comes out is 130."""
+    """Run the command and return the exit code; after Ctrl-C it is 130, whatever comes out."""
     try:
-        return _invoke(arguments)
+        code = _invoke(arguments)
+        return EXIT_INTERRUPTED if interrupts.seen and code else code
     except KeyboardInterrupt as stop:
         message = str(stop) or "interrupted"
     except Exception:

@@ -1,12 +1,17 @@
 """`pipeplan plan` and `pipeplan demo`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
 from pipeplan.documents.text import printable
-from pipeplan.errors import PlanningInterrupted
+from pipeplan.errors import InputError, PlanningInterrupted
+
+if TYPE_CHECKING:
+    from pipeplan.pipeline import Plan
 
 __all__ = ["demo_command", "plan_command"]
 
@@ -68,10 +73,7 @@ def plan_command(
         except PlanningInterrupted as stop:
             if not output:
                 raise
-            write_plan(stop.plan, output)
-            raise KeyboardInterrupt(
-                f"interrupted; the best plan so far is in {output}, marked as interrupted"
-            ) from None
+            raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
         if output:
             write_plan(made, output)
         if report:
@@ -89,6 +91,17 @@ def plan_command(
 
     for excess in memory_excesses(made):
         say(f"warning: {excess}")
+
+
+def _save_interrupted(plan: "Plan", output: str) -> str:
+    """Write the best plan so far; the line that says what became of it."""
+    from pipeplan.documents.files import write_plan
+
+    try:
+        write_plan(plan, output)
+    except InputError as problem:
+        return f"interrupted; {problem}"
+    return f"interrupted; the best plan so far is in {output}, marked as interrupted"
 
 
 @click.command("demo")

@@ -35,11 +35,16 @@ def choose_writer(output: Path) -> Writer:
 
 
 def _write_csv(output: Path, rows: Sequence[SweepRow]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(getattr(row, column)) for column in COLUMNS] for row in rows)
-    write_atomically(output, text.getvalue().encode(errors="backslashreplace"))
+    lines = [_csv_line(COLUMNS)]
+    lines += [_csv_line([_cell(getattr(row, column)) for column in COLUMNS]) for row in rows]
+    write_atomically(output, "".join(lines).encode(errors="backslashreplace"))
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    """One line of the file; a cell with a line break in it is quoted, whichever kind it is."""
+    line = io.StringIO(newline="")
+    csv.writer(line, lineterminator="\r\n").writerow(cells)  # with "\n", "\r" would not be quoted
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _cell(value: Any) -> Any:
