@@ -16,17 +16,15 @@ from click.testing import CliRunner
 
 from pipeplan import zoo
 from pipeplan.commands.sweep import sweep_command
+from pipeplan.documents import files
 from pipeplan.documents.files import write_cluster, write_model
-from pipeplan.errors import InputError
-from pipeplan.planning import sweep
-from pipeplan.planning.sweep import (
-    Backend,
-    SweepSpec,
-    expand_cases,
-    journal_path,
-    read_spec,
-    run_sweep,
-)
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.planning.sweep import backends
+from pipeplan.planning.sweep.backends import Backend
+from pipeplan.planning.sweep.cases import expand_cases, run_case
+from pipeplan.planning.sweep.journal import journal_path
+from pipeplan.planning.sweep.running import run_sweep, sweep
+from pipeplan.planning.sweep.specification import SweepSpec, read_spec
 
 pytest.importorskip("joblib")
 
@@ -38,6 +36,7 @@ SPEC = SweepSpec(
     seeds=(0, 1),
 )
 ALONE = Backend(jobs=1)
+KILLER = Path(__file__).with_name("kill_sweeps.py")
 
 
 def cases_of(spec: SweepSpec):
@@ -81,6 +80,15 @@ class TestSpec:
             ({"microbatches": [2.5]}, r"microbatches\[0\]: 2.5 is not a whole number"),
             ({"seeds": [-1]}, r"seeds\[0\]: -1 is not at least 0"),
             ({"planners": [1]}, r"planners\[0\]: 1 is not text"),
+            ({"seeds": [2**64]}, r"seeds\[0\]: 18446744073709551616 is more than"),
+            ({"microbatches": [65_537]}, r"microbatches\[0\]: 65537 is more than 65536"),
+            ({"effort": 0}, r"effort: 0 is not a number within 0.01..1000"),
+            ({"effort": True}, r"effort: True is not a number"),
+            ({"runnable": "yes"}, r"runnable: 'yes' is neither true nor false"),
+            (
+                {"models": [str(index) for index in range(2000)], "seeds": list(range(600))},
+                "divide",
+            ),
         ],
     )
     def test_refuses(self, tmp_path, changes, message):
@@ -146,6 +154,79 @@ class TestRows:
         run_script(tmp_path, f"Backend(name={name!r}, jobs=2)", "other.csv")
         assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
+    def test_runnable_and_effort_reach_the_planner(self):
+        spec = replace(SPEC, runnable=True, effort=0.5)
+        for case in cases_of(spec):
+            assert (case.runnable, case.effort) == (True, 0.5)
+        model = replace(zoo.model("vgg19"), microbatch_size=2)
+        case = replace(cases_of(replace(SPEC, planners=("data-parallel",)))[0], model=model)
+        assert run_case(case).row.error is None
+        assert "2 samples" in run_case(replace(case, runnable=True)).row.error
+        wrong = run_case(replace(case, effort=-1.0)).row
+        assert wrong.error.startswith("effort: -1")  # a reason, as for all that cannot be
+
+    def test_the_public_function_takes_a_file_or_a_specification(self, tmp_path):
+        write_model(zoo.model("vgg19"), tmp_path / "mine.json")
+        spec = write_spec(tmp_path, models=["mine.json", "vgg19"], seeds=[2**64 - 1])
+        counts = []
+        rows = sweep(
+            spec, tmp_path / "r.csv", jobs=1, on_progress=lambda *count: counts.append(count)
+        )
+        assert [row.model for row in rows] == ["mine.json", "vgg19"]
+        assert rows[0].iteration_ms == rows[1].iteration_ms
+        assert counts == [(0, 2), (1, 2), (2, 2)]
+        same = sweep(
+            SweepSpec(
+                models=("vgg19",), clusters=("4x2-10g",), microbatches=(2,), planners=("spp",)
+            ),
+            str(tmp_path / "s.csv"),
+            jobs=1,
+        )
+        assert same[0].iteration_ms == rows[0].iteration_ms
+        with pytest.raises(InputError, match="backend: 'lokky' is not known"):
+            sweep(spec, tmp_path / "r.csv", backend="lokky")
+
+    def test_a_name_of_the_zoo_is_not_a_file_beside_the_specification(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "vgg19").write_text("not a model")
+        write_spec(tmp_path)
+        assert sweep("spec.json", "r.csv", jobs=1)[0].error is None
+
+    @pytest.mark.parametrize("name", ["r.csv", "r.csv.journal"])
+    def test_an_output_that_is_an_input_is_refused(self, tmp_path, name):
+        write_model(zoo.model("vgg19"), tmp_path / name)
+        spec = write_spec(tmp_path, models=[name])
+        with pytest.raises(InputError, match=f"is the same file as the model '{name}'"):
+            sweep(spec, tmp_path / "r.csv", jobs=1)
+        assert files.read_model(tmp_path / name) == zoo.model("vgg19")
+
+    @pytest.mark.parametrize(
+        "name", ["=1+1", "+1", "-1", "@x", "\t=1", "\r1", "  =cmd|' /C calc'!A0", "\ufeff=1", "＝1"]
+    )
+    def test_cells_that_a_spreadsheet_would_run_stay_text(self, tmp_path, name):
+        case = replace(cases_of(SPEC)[0], model_name=name, cluster_name="plain")
+        run_sweep([case], tmp_path / "r.csv", backend=ALONE)
+        with (tmp_path / "r.csv").open(newline="") as file:
+            (row,) = csv.DictReader(file)
+        assert row["model"] == f"'{name}"
+        assert row["cluster"] == "plain"
+        float(row["iteration_ms"])
+
+    def test_numbers_stay_numbers(self, tmp_path, monkeypatch):
+        outcome = run_case(cases_of(SPEC)[0])
+        negative = replace(outcome, row=replace(outcome.row, bubble_fraction=-1e-17))
+        monkeypatch.setattr(backends, "run_case", lambda case: negative)
+        run_sweep(cases_of(SPEC)[:1], tmp_path / "r.csv", backend=ALONE)
+        assert ",-1e-17," in (tmp_path / "r.csv").read_text()
+
+    def test_errors_hold_no_control_characters(self):
+        cluster = zoo.cluster("4x2-10g")
+        tiny = replace(cluster, devices=tuple(replace(d, memory_gb=1e-6) for d in cluster.devices))
+        case = cases_of(SPEC)[0]
+        layers = tuple(replace(x, name=f"\x1b[2J{x.name}\n") for x in case.model.layers)
+        row = run_case(replace(case, cluster=tiny, model=replace(case.model, layers=layers))).row
+        assert row.error.isprintable()
+
     def test_parquet(self, tmp_path):
         parquet = pytest.importorskip("pyarrow.parquet")
         rows = run_sweep(cases_of(SPEC)[:2], tmp_path / "r.parquet", backend=ALONE)
@@ -180,8 +261,8 @@ class TestResuming:
         assert not output.exists()
         assert len(journal_path(output).read_bytes().splitlines()) == 6  # with its head
         ran = []
-        run_case = sweep._run_case
-        monkeypatch.setattr(sweep, "_run_case", lambda case: ran.append(case) or run_case(case))
+        run_case = backends.run_case
+        monkeypatch.setattr(backends, "run_case", lambda case: ran.append(case) or run_case(case))
         run_sweep(cases_of(SPEC), output, backend=ALONE)
         assert [case.index for case in ran] == list(range(5, 16))
         run_sweep(cases_of(SPEC), tmp_path / "whole.csv", backend=ALONE)
@@ -266,6 +347,58 @@ class TestResuming:
         run_sweep(cases_of(SPEC), tmp_path / "whole.csv", backend=ALONE)
         assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
+    @pytest.mark.parametrize("num_kills", [50, pytest.param(200, marks=pytest.mark.full)])
+    def test_killed_writers_lose_nothing(self, tmp_path, num_kills):
+        done = subprocess.run(
+            [sys.executable, str(KILLER), str(tmp_path), str(num_kills)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) > num_kills / 2  # that many were killed before they were done
+
+    def test_workers_end_with_a_sweep_that_was_killed(self, tmp_path):
+        process = start_script(tmp_path, "Backend(jobs=2)", "r.csv", pause_s=0.05)
+        try:
+            wait_for(lambda: lines_in(journal_path(tmp_path / "r.csv")) > 2)
+            assert len(group_of(process.pid)) > 1
+            process.kill()  # the sweep alone, not its workers
+            process.wait()
+            wait_for(lambda: not group_of(process.pid))
+        finally:
+            if group_of(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def test_a_worker_that_dies_is_one_line(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(backends, "run_case", end_worker)
+        with pytest.raises(PipeplanError, match="a worker process ended without a result"):
+            run_sweep(cases_of(SPEC), tmp_path / "r.csv", backend=Backend(jobs=2))
+
+
+def end_worker(case) -> None:
+    os._exit(9)
+
+
+def wait_for(condition, seconds: float = 30.0) -> None:
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def group_of(leader: int) -> list[int]:
+    """The living processes in a group; those that only wait to be counted are not living."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # it has just ended
+            continue
+        if int(group) == leader and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
 
 def lines_in(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
@@ -281,7 +414,10 @@ def start_script(
             f"""
             import time
             from pipeplan import zoo
-            from pipeplan.planning.sweep import Backend, SweepSpec, expand_cases, run_sweep
+            from pipeplan.planning.sweep.backends import Backend
+            from pipeplan.planning.sweep.cases import expand_cases
+            from pipeplan.planning.sweep.running import run_sweep
+            from pipeplan.planning.sweep.specification import SweepSpec
 
             if __name__ == "__main__":
                 cases = expand_cases(

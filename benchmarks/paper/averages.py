@@ -6,7 +6,9 @@ matters; on hosts with equal links all averages inside and between hosts are the
     python benchmarks/paper/averages.py
 """
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from run import MODELS, geometric_mean, random_links, table
@@ -16,6 +18,9 @@ from pipeplan.cost import CostModel, Floats
 from pipeplan.planning.baselines import BASELINES, view
 from pipeplan.planning.problem import Problem
 from pipeplan.planning.registry import PLANNERS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from clusters import random_8
 
 AVERAGES: dict[str, Callable[[Floats], float]] = {
     "harmonic mean": lambda rates: float(rates.size / (1 / rates).sum()),
@@ -28,7 +33,7 @@ WITH_A_VIEW = ("pipedream", "dapple", "hetpipe", "piper", "alpa")
 
 def problems() -> list[Problem]:
     clusters = [random_links(8, seed, 0.5, 25.0) for seed in range(3)]
-    clusters += [zoo.cluster("random-8", seed=seed) for seed in range(2)]
+    clusters += [random_8(seed) for seed in range(2)]
     return [
         Problem(cost=CostModel(zoo.model(model), cluster), num_microbatches=microbatches)
         for model in MODELS

@@ -34,6 +34,9 @@ from pipeplan.planning.baselines import BASELINES
 from pipeplan.planning.problem import Problem
 from pipeplan.planning.registry import PLANNERS
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from clusters import hosts_cluster
+
 MODELS = (
     "vgg19",
     "resnet152",
@@ -106,7 +109,7 @@ def pairs(num_hosts: int, between_gb_per_s: float) -> Cluster:
     """Hosts with two devices, as in the paper's testbed."""
     return expand_hosts(
         f"{num_hosts}x2, {between_gb_per_s:g} GB/s between hosts",
-        [HostGroup(count=num_hosts, devices=2, bandwidth_gb_per_s=12.0, memory_gb=16.0)],
+        [HostGroup(count=num_hosts, devices=2, bandwidth_gb_per_s=12.0)],
         between_hosts_gb_per_s=between_gb_per_s,
         latency_us=20.0,
     )
@@ -115,7 +118,7 @@ def pairs(num_hosts: int, between_gb_per_s: float) -> Cluster:
 def instances(seed: int, quick: bool) -> Iterator[Instance]:
     """All problems, in a fixed order."""
     for model in MODELS[:2] if quick else MODELS:
-        clusters = [zoo.cluster(name) for name in TESTBEDS]
+        clusters = [hosts_cluster(name) for name in TESTBEDS]
         clusters += [random_links(8, seed + draw, 0.5, 25.0) for draw in range(2)]
         for cluster in clusters[:1] + clusters[-1:] if quick else clusters:
             for microbatches in (8,) if quick else (8, 32):

@@ -10,23 +10,24 @@ import argparse
 import itertools
 import math
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import pipeplan as pp
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from clusters import hosts_cluster, random_8
+
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
 CLUSTERS = [
-    *(
-        pp.zoo.cluster(name)
-        for name in ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g")
-    ),
+    *(hosts_cluster(name) for name in ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g")),
     pp.expand_hosts(
         "2x4-25g",
         [pp.HostGroup(count=2, devices=4, bandwidth_gb_per_s=12)],
         between_hosts_gb_per_s=3,
     ),
-    *(pp.zoo.cluster("random-8", seed=seed) for seed in range(3)),
+    *(random_8(seed) for seed in range(3)),
 ]
 MICROBATCHES = (4, 8, 16, 32, 64)
 OPTIMAL_WITHIN = 1e-6

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pipeplan.planning.comparison import Comparison, ComparisonRow, compare
     from pipeplan.planning.door import plan
     from pipeplan.profile import LayerProfile, ModelProfile
+    from pipeplan.replaying import simulate
     from pipeplan.report.html import write_report
-    from pipeplan.simulator import simulate
     from pipeplan.version import VERSION as __version__
 
 __all__ = [
@@ -100,7 +100,7 @@ _NAMES_IN = {
     "planning.door": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
-    "simulator": ("simulate",),
+    "replaying": ("simulate",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 

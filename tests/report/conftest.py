@@ -8,8 +8,8 @@ from instances import flat_cluster, random_cluster, random_model, random_schedul
 from pipeplan.cluster import Cluster, Device
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.replaying import simulate
 from pipeplan.report.drawing import Drawing
-from pipeplan.simulator import simulate
 
 HOSTILE_NAMES = (
     "</script><script>window.hacked=1</script>",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipeplan.documents.files import plan_document, read_plan
+from pipeplan.replaying import simulate
 from pipeplan.report import svg
 from pipeplan.report.drawing import Drawing
 from pipeplan.report.html import write_report
 from pipeplan.report.trace import trace_document
-from pipeplan.simulator import simulate
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"

@@ -6,8 +6,8 @@ from instances import flat_cluster
 from pipeplan.cluster import Duplex
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.replaying import simulate
 from pipeplan.report.drawing import NOTHING, Drawing
-from pipeplan.simulator import simulate
 
 INSTANT_MS = 1e-8
 

@@ -6,11 +6,11 @@ from instances import even_model, flat_cluster
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.replaying import simulate
 from pipeplan.report import svg
 from pipeplan.report.drawing import Drawing
 from pipeplan.report.notebook import notebook_html
 from pipeplan.schedules import SCHEDULES
-from pipeplan.simulator import simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

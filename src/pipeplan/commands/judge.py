@@ -2,7 +2,8 @@
 
 import click
 
-from pipeplan.commands.shared import print_json, print_plan, say
+from pipeplan.commands.progress import progress
+from pipeplan.commands.shared import print_json, print_plan, read_valid_plan, say
 from pipeplan.documents.text import printable
 from pipeplan.errors import PlanFileError
 
@@ -14,16 +15,15 @@ __all__ = ["check_command", "simulate_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the timeline as JSON.")
 def simulate_command(plan: str, as_json: bool) -> None:
     """Run PLAN in the simulator and show its timeline."""
-    from pipeplan.documents.files import read_plan
+    with progress("simulating"):
+        replayed = read_valid_plan(plan)
+        if not as_json:
+            print_plan(replayed.plan)
+            return
+        from pipeplan.documents.files import timeline_document
 
-    read = read_plan(plan)
-    if not as_json:
-        print_plan(read)
-        return
-    from pipeplan.documents.files import timeline_document
-    from pipeplan.simulator import simulate
-
-    print_json(timeline_document(simulate(read)))
+        document = timeline_document(replayed.timeline)
+    print_json(document)
 
 
 @click.command("check")
@@ -35,7 +35,8 @@ def check_command(plan: str, strict_memory: bool, as_json: bool) -> None:
     from pipeplan.checker import check
     from pipeplan.documents.files import read_plan
 
-    verdict = check(read_plan(plan), strict_memory=strict_memory)
+    with progress("checking"):
+        verdict = check(read_plan(plan), strict_memory=strict_memory)
     if as_json:
         print_json({"ok": verdict.ok, "errors": verdict.errors, "warnings": verdict.warnings})
     if not verdict.ok:

@@ -1,16 +1,17 @@
 """`pipeplan plan` and `pipeplan demo`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from pipeplan.commands.progress import progress_line
-from pipeplan.commands.shared import (
-    print_json,
-    print_plan,
-    print_rich,
-    resolve_cluster,
-    resolve_model,
-    say,
-)
+from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.progress import progress
+from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
+from pipeplan.documents.text import printable
+from pipeplan.errors import InputError, PlanningInterrupted
+
+if TYPE_CHECKING:
+    from pipeplan.pipeline import Plan
 
 __all__ = ["demo_command", "plan_command"]
 
@@ -22,7 +23,9 @@ __all__ = ["demo_command", "plan_command"]
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @click.option("--runnable", is_flag=True, help="No more replicas than a microbatch has samples.")
-@click.option("--seed", default=0, show_default=True, help="For random choices and clusters.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
+)
 @click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
 @click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
@@ -43,38 +46,62 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
+    from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
+
+    require_paths(
+        inputs=input_files(model, cluster),
+        outputs={"-o": output, "--report": report},
+        as_json=as_json,
+    )
+    from pipeplan.documents.files import write_plan
     from pipeplan.planning.door import plan
 
-    made = plan(
-        resolve_model(model),
-        resolve_cluster(cluster, seed),
-        microbatches=microbatches,
-        planner=planner,
-        schedule=schedule,
-        runnable=runnable,
-        seed=seed,
-        effort=effort,
-        time_limit_s=time_limit,
-        report=progress_line(),
-    )
-    if output:
-        from pipeplan.documents.files import write_plan
+    with progress("planning") as work:
+        try:
+            made = plan(
+                resolve_model(model),
+                resolve_cluster(cluster, seed),
+                microbatches=microbatches,
+                planner=planner,
+                schedule=schedule,
+                runnable=runnable,
+                seed=seed,
+                effort=effort,
+                time_limit_s=time_limit,
+                report=work.tell,
+            )
+        except PlanningInterrupted as stop:
+            if not output:
+                raise
+            raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
+        if output:
+            write_plan(made, output)
+        if report:
+            from pipeplan.report.html import write_report
 
-        write_plan(made, output)
-    if report:
-        from pipeplan.report.html import write_report
-
-        write_report(made, report)
+            work.tell("writing the report")
+            write_report(made, report)
     if as_json:
         from pipeplan.documents.files import plan_document
 
         print_json(plan_document(made))
-    else:
+    elif not is_stdout(output, report):
         print_plan(made)
     from pipeplan.checker import memory_excesses
 
     for excess in memory_excesses(made):
         say(f"warning: {excess}")
+
+
+def _save_interrupted(plan: "Plan", output: str) -> str:
+    """Write the best plan so far; the line that says what became of it."""
+    from pipeplan.documents.files import write_plan
+
+    try:
+        write_plan(plan, output)
+    except InputError as problem:
+        return f"interrupted; {problem}"
+    return f"interrupted; the best plan so far is in {output}, marked as interrupted"
 
 
 @click.command("demo")
@@ -97,16 +124,23 @@ def demo_command(output: str) -> None:
     from pipeplan.report.comparison import render_comparison
     from pipeplan.report.html import write_report
 
-    model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
-    comparison = compare(model, cluster, 16)
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_path, page_path = folder / "bert.plan.json", folder / "bert.html"
+    require_paths(outputs={"the plan": str(plan_path), "the page": str(page_path)})
+    with progress("planning") as work:
+        comparison = compare(
+            zoo.model("bert-large"),
+            zoo.cluster("4x2-10g"),
+            16,
+            on_start=lambda name: work.tell(f"with {name}"),
+        )
     made = comparison.plans["best"]
     print_plan(made)
     click.echo()
     print_rich(lambda console: render_comparison(comparison, console))
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_plan(made, folder / "bert.plan.json")
-    write_report(made, folder / "bert.html", comparison=comparison.document()["rows"])
+    write_plan(made, plan_path)
+    write_report(made, page_path, comparison=comparison.document()["rows"])
     verdict = check(made)
     click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
-    click.echo(f"Plan and report: {folder / 'bert.plan.json'}, {folder / 'bert.html'}")
+    click.echo(f"Plan and report: {printable(str(plan_path))}, {printable(str(page_path))}")

@@ -2,6 +2,9 @@
 
 import click
 
+from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.progress import progress
+from pipeplan.commands.shared import read_valid_plan
 from pipeplan.errors import InputError
 
 __all__ = ["plot_command", "report_command", "trace_command"]
@@ -12,10 +15,11 @@ __all__ = ["plot_command", "report_command", "trace_command"]
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="An .html.")
 def report_command(plan: str, output: str) -> None:
     """Write PLAN as one HTML page that needs nothing else."""
-    from pipeplan.documents.files import read_plan
+    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.html import write_report
 
-    write_report(read_plan(plan), output)
+    with progress("writing the report"):
+        write_report(read_valid_plan(plan).plan, output)
 
 
 @click.command("trace")
@@ -23,16 +27,21 @@ def report_command(plan: str, output: str) -> None:
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="A .json.")
 def trace_command(plan: str, output: str) -> None:
     """Write PLAN's iteration as trace events for Perfetto or chrome://tracing."""
-    from pipeplan.documents.files import read_plan
+    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.trace import write_trace
 
-    write_trace(read_plan(plan), output)
+    with progress("writing the trace"):
+        write_trace(read_valid_plan(plan).plan, output)
 
 
 @click.command("plot")
 @click.argument("plan", type=click.Path())
 @click.option(
-    "-o", "--output", required=True, type=click.Path(dir_okay=False), help="An .svg or a .png."
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="An .svg or a .png; - is an SVG on standard output.",
 )
 @click.option(
     "--width",
@@ -45,16 +54,15 @@ def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
     from pathlib import Path
 
-    from pipeplan.documents.files import read_plan
-
-    suffix = Path(output).suffix.lower()
+    suffix = ".svg" if is_stdout(output) else Path(output).suffix.lower()
     if suffix not in (".svg", ".png"):
         raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
+    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.documents.syntax import write_atomically
     from pipeplan.report.drawing import Drawing
     from pipeplan.report.svg import svg_to_png, timeline_svg
-    from pipeplan.simulator import simulate
 
-    read = read_plan(plan)
-    picture = timeline_svg(Drawing(read, simulate(read)), width)
-    write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))
+    with progress("drawing"):
+        replayed = read_valid_plan(plan)
+        picture = timeline_svg(Drawing(replayed.plan, replayed.timeline), width)
+        write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))

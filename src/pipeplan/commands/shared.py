@@ -1,11 +1,10 @@
-"""What the commands share: inputs by name or file, and how results are printed.
+"""How commands print, and the options that several of them share.
 
 Everything heavy is imported late, so that the command line starts at once.
 """
 
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,56 +17,43 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from pipeplan.cluster import Cluster
     from pipeplan.pipeline import Plan
-    from pipeplan.profile import ModelProfile
+    from pipeplan.replaying import Replayed
 
-__all__ = [
-    "print_json",
-    "print_plan",
-    "print_rich",
-    "resolve_cluster",
-    "resolve_model",
-    "say",
-]
+__all__ = ["SEED", "print_json", "print_plan", "print_rich", "read_valid_plan", "say"]
 
 CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""What JSON lets stand as it is, but some terminals obey."""
+"""Characters that JSON does not escape, but some terminals obey."""
+
+LONGEST_LINE = 600
+"""Longer messages are cut: they quote a name or a number of any length."""
+
+SEED = click.IntRange(0, 2**64 - 1)
+"""Any number of 64 bits."""
 
 
-def resolve_model(name: str) -> "ModelProfile":
-    """The model of that name in the zoo, or in that file."""
-    from pipeplan import zoo
-    from pipeplan.documents.files import read_model
+def read_valid_plan(path: str) -> "Replayed":
+    """The plan in a file, run again; what `check` refuses is refused.
 
-    if name in zoo.MODEL_NAMES:
-        return zoo.model(name)
-    _require_file(name, "model", zoo.MODEL_NAMES)
-    return read_model(name)
+    Stale predicted figures are replaced by those of the replay, and a warning says so.
+    """
+    from pipeplan.documents.files import read_plan
+    from pipeplan.replaying import replay_plan
 
-
-def resolve_cluster(name: str, seed: int) -> "Cluster":
-    """The cluster of that name in the zoo, or in that file."""
-    from pipeplan import zoo
-    from pipeplan.documents.files import read_cluster
-
-    if name in zoo.CLUSTER_NAMES:
-        return zoo.cluster(name, seed=seed)
-    _require_file(name, "cluster", zoo.CLUSTER_NAMES)
-    return read_cluster(name)
-
-
-def _require_file(name: str, kind: str, known: tuple[str, ...]) -> None:
-    from pipeplan.documents.text import nearest
-
-    if not Path(name).exists():
-        raise InputError(f"{kind}: {name!r} is neither a file nor in the zoo{nearest(name, known)}")
+    plan = read_plan(path)
+    try:
+        replayed = replay_plan(plan)
+    except InputError as problem:
+        raise type(problem)(f"{path}: {problem}") from None
+    for warning in replayed.warnings:
+        say(f"warning: {path}: {warning}")
+    return replayed
 
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
+    from pipeplan.replaying import simulate
     from pipeplan.report.terminal import render_plan
-    from pipeplan.simulator import simulate
 
     timeline = simulate(plan)
     print_rich(lambda console: render_plan(plan, timeline, console))
@@ -85,7 +71,7 @@ def print_rich(render: "Callable[[Console], RenderableType]") -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print for machines: UTF-8, whatever the terminal speaks."""
+    """Print for machines: UTF-8, whatever the terminal's encoding is."""
     from pipeplan.documents.syntax import to_json
 
     text = CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(document).decode())
@@ -93,5 +79,7 @@ def print_json(document: Any) -> None:
 
 
 def say(message: str) -> None:
-    """One line on stderr, where everything goes that is not the result."""
-    click.echo(f"pipeplan: {printable(message)}", err=True)
+    """Print one line on stderr, where everything goes that is not the result."""
+    line = printable(message)
+    short = line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
+    click.echo(f"pipeplan: {short}", err=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from pipeplan.commands.shared import print_json, print_rich
+from pipeplan.commands.paths import require_paths
+from pipeplan.commands.shared import SEED, print_json, print_rich
 from pipeplan.errors import InputError
 
 __all__ = ["zoo_command"]
@@ -16,13 +17,14 @@ __all__ = ["zoo_command"]
 @click.option("--microbatch-size", type=int, help="Samples in a microbatch (models).")
 @click.option("--sequence-length", type=int, help="Tokens in a sample (transformers).")
 @click.option("--precision", help="fp32, fp16 or bf16 (models).")
-@click.option("--seed", default=0, show_default=True, help="For random clusters.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="For random clusters.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write NAME's file here.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def zoo_command(
     name: str | None, seed: int, output: str | None, as_json: bool, **settings: Any
 ) -> None:
     """List the ready models and clusters, or write one of them to a file."""
+    require_paths(outputs={"-o": output}, as_json=as_json)
     from pipeplan import zoo
 
     given = [option for option, value in settings.items() if value is not None]

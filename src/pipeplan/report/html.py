@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import BoundScope, Kind, Plan, Stage
+from pipeplan.replaying import simulate
 from pipeplan.report.drawing import Drawing, Shares, StageFigures
 from pipeplan.report.svg import cluster_svg, safe_text, stage_colour
 from pipeplan.report.units import humanise_gb, humanise_ms
-from pipeplan.simulator import simulate
 
 __all__ = ["render_report", "write_report"]
 

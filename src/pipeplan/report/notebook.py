@@ -13,7 +13,7 @@ MAX_ROWS = 32
 
 def notebook_html(plan: Plan) -> str:
     """The HTML for a notebook cell; a plan that cannot run shows why."""
-    from pipeplan.simulator import simulate
+    from pipeplan.replaying import simulate
 
     try:
         drawing = Drawing(plan, simulate(plan))

@@ -37,7 +37,7 @@ TRACKS = (
 
 def write_trace(plan: Plan, path: str | Path) -> None:
     """Write the trace of a plan's simulated iteration."""
-    from pipeplan.simulator import simulate
+    from pipeplan.replaying import simulate
 
     document = trace_document(Drawing(plan, simulate(plan)))
     write_atomically(path, msgspec.json.encode(document))

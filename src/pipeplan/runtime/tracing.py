@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.simulator import simulate
+from pipeplan.replaying import simulate
 
 __all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
 
