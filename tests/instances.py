@@ -196,3 +196,79 @@ def flat_cluster(num_devices: int, bandwidth_gb_per_s: float = 1.0, **fields) ->
         bandwidth_gb_per_s=(row,) * num_devices,
         **fields,
     )
+
+
+HOSTILE_NAMES = (
+    "<b>bold</b>",
+    "</script><script>alert(1)</script>",
+    "</title></style><svg onload=alert(1)>",
+    "\"><img src=x onerror='alert(1)'>",
+    "' onx='alert(1)",
+    "]]><!--",
+    "&lt;b&gt;&amp;&#60;",
+    "{{plan}}{% for x in y %}${x}",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x9b2J\x00\x08\x7f",
+    "\u202eevil\u2066\u200f",
+    "\u2028line\u2029paragraph\x85next",
+    "two\nlines\r\nand\ttabs",
+    "=cmd|' /C calc'!A0",
+    "+1+1",
+    "-2",
+    "@SUM(A1)",
+    "$(reboot)`reboot`; rm -rf ~ | cat && echo",
+    "../../etc/passwd",
+    "C:\\con\\nul",
+    "a` - at `$.b",
+    "layers[0].name: is missing",
+    "F0",
+    "null",
+    "NaN",
+    "1e9",
+    "😀" * 20,
+    "e\u0301\ufeff\u200d",
+    " ",
+    "",
+    "x" * 10_000,
+    "<" * 5_000 + "\n" * 5_000,
+)
+
+
+def hostile_names(rng: random.Random, number: int = 1) -> list[str]:
+    """Different names that attack pages, terminals, shells, spreadsheets, readers and layouts."""
+    names = [f"{rng.choice(HOSTILE_NAMES)}{index or ''}" for index in range(number)]
+    rng.shuffle(names)
+    return names
+
+
+def hostile_plan(rng: random.Random, num_microbatches: int = 2) -> Plan:
+    """A valid plan without predicted figures, in which every name is hostile."""
+    num_layers, num_devices = rng.randint(1, 4), rng.randint(1, 4)
+    model, cluster = random_model(rng, num_layers), random_cluster(rng, num_devices)
+    layers = zip(model.layers, hostile_names(rng, num_layers), strict=True)
+    hosts = hostile_names(rng, num_devices)
+    devices = zip(cluster.devices, hostile_names(rng, num_devices), hosts, strict=True)
+    stages = random_stages(rng, num_layers, num_devices, shares=True)
+    return Plan(
+        model=replace(
+            model,
+            name=rng.choice(HOSTILE_NAMES),
+            layers=tuple(replace(layer, name=name) for layer, name in layers),
+        ),
+        cluster=replace(
+            cluster,
+            name=rng.choice(HOSTILE_NAMES),
+            devices=tuple(
+                replace(device, name=name, host=host, memory_gb=rng.choice([None, 1e-6, 16.0]))
+                for device, name, host in devices
+            ),
+        ),
+        microbatches=num_microbatches,
+        stages=stages,
+        schedule=random_schedule(rng, len(stages), num_microbatches),
+        planner=rng.choice(HOSTILE_NAMES),
+        options={name: name for name in hostile_names(rng, 2)},
+        seed=rng.randrange(2**64),
+        version=rng.choice(HOSTILE_NAMES),
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan import _core
 from pipeplan.cluster import Cluster, Duplex
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
@@ -50,6 +51,17 @@ class PipelineCosts:
         if self.half_duplex:
             return self.send_forward_ms_C + self.send_backward_ms_C
         return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
+
+    def for_kernels(self) -> _core.PipelineCosts:
+        """The same as kernels read it."""
+        return _core.PipelineCosts(
+            self.forward_ms_S,
+            self.backward_ms_S,
+            self.send_forward_ms_C,
+            self.send_backward_ms_C,
+            self.all_reduce_ms_S,
+            self.half_duplex,
+        )
 
 
 def median(values: Iterable[float]) -> float:
@@ -98,24 +110,20 @@ class CostModel:
         np.fill_diagonal(connected, True)
         return connected
 
-    def kernel_instance(
-        self, num_microbatches: int, order: Sequence[int] | None = None
-    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int, int]:
-        """The arrays that planning kernels read, with the devices in the given order."""
-        devices = range(len(self.speed_D)) if order is None else order
-        sub = np.ix_(devices, devices)
-        return (
-            self.forward_ms_L,
-            self.backward_ms_L,
-            self.output_bytes_L,
-            self.gradient_bytes_L,
-            self.parameter_bytes_L,
-            self.speed_D[list(devices)],
-            np.ascontiguousarray(self.bytes_per_ms_DD[sub]),
-            np.ascontiguousarray(self.latency_ms_DD[sub]),
-            self.half_duplex,
-            num_microbatches,
-            self.max_replicas,
+    def kernel_instance(self, num_microbatches: int) -> _core.Instance:
+        """What planning kernels read."""
+        return _core.Instance(
+            forward_ms=self.forward_ms_L,
+            backward_ms=self.backward_ms_L,
+            output_bytes=self.output_bytes_L,
+            gradient_bytes=self.gradient_bytes_L,
+            parameter_bytes=self.parameter_bytes_L,
+            speed=self.speed_D,
+            bytes_per_ms=self.bytes_per_ms_DD,
+            latency_ms=np.ascontiguousarray(self.latency_ms_DD),
+            half_duplex=self.half_duplex,
+            num_microbatches=num_microbatches,
+            max_replicas=self.max_replicas,
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:

@@ -15,7 +15,7 @@ from pipeplan.validation import (
     require_number,
 )
 
-__all__ = ["LayerProfile", "ModelProfile"]
+__all__ = ["LayerProfile", "ModelProfile", "merged_layer"]
 
 ROUNDING = 1e-9
 """By which fraction a part may exceed its whole: both were rounded."""
@@ -105,6 +105,32 @@ class ModelProfile:
     def bytes_into(self, layer: int) -> float:
         """What enters `layer` from the layers before it, for one microbatch."""
         return self.layers[layer - 1].output_bytes if layer else self.input_bytes
+
+
+def merged_layer(
+    name: str,
+    *,
+    forward_ms: float,
+    backward_ms: float,
+    output_bytes: float,
+    gradient_bytes: float,
+    parameter_bytes: float,
+    activation_bytes: float,
+) -> LayerProfile:
+    """A layer that stands for several valid ones: its sums may exceed the limits of one layer."""
+    layer = object.__new__(LayerProfile)
+    for field_name, value in (
+        ("name", name),
+        ("forward_ms", forward_ms),
+        ("backward_ms", backward_ms),
+        ("output_bytes", output_bytes),
+        ("gradient_bytes", gradient_bytes),
+        ("parameter_bytes", parameter_bytes),
+        ("activation_bytes", activation_bytes),
+        ("weight_grad_ms", None),
+    ):
+        object.__setattr__(layer, field_name, value)
+    return layer
 
 
 def _require_tied(tied: tuple[tuple[str, ...], ...], known: Container[str]) -> None:

@@ -63,7 +63,7 @@ def run_plan(plan: Plan, cost: CostModel | None = None) -> tuple[PipelineCosts, 
 
 def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:
     """One iteration in the given order of blocks, each of which is there exactly once."""
-    trace = _core.run_schedule(*_kernel_arguments(costs), codes)
+    trace = _core.run_schedule(costs.for_kernels(), codes)
     blocks_done = trace[4].tolist()
     if any(done < codes.shape[1] for done in blocks_done):
         raise ScheduleError(_explain_deadlock(Schedule.from_codes(codes), blocks_done))
@@ -82,8 +82,8 @@ def run_list(
     `preference` decides. A stage never holds more microbatches than its cap.
     """
     caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
-    arguments = _kernel_arguments(costs)
-    return _run(costs, _core.run_list(*arguments, num_microbatches, preference, caps_S))
+    trace = _core.run_list(costs.for_kernels(), num_microbatches, preference, caps_S)
+    return _run(costs, trace)
 
 
 def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
@@ -103,16 +103,6 @@ def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
         transfer_end_ms_C2M=run.transfer_start_ms_C2M + send_ms_C2[:, :, None],
         all_reduce_start_ms_S=block_end_ms_SM2[:, -1],
         all_reduce_end_ms_S=run.end_ms_S,
-    )
-
-
-def _kernel_arguments(costs: PipelineCosts) -> tuple[Floats, Floats, Floats, Floats, bool]:
-    return (
-        costs.forward_ms_S,
-        costs.backward_ms_S,
-        costs.send_forward_ms_C,
-        costs.send_backward_ms_C,
-        costs.half_duplex,
     )
 
 

@@ -140,8 +140,8 @@ def number_text(number: Any) -> str:
             sign = "negative " if whole < 0 else ""
             return f"a {sign}number of about {round(whole.bit_length() * math.log10(2)):,} digits"
         return str(whole) if abs(whole) < 10**21 else f"{whole:g}"
-    short = f"{float(number):g}"
-    return short if float(short) == number else repr(float(number))
+    short, exact = f"{float(number):g}", repr(float(number))
+    return short if float(short) == number and len(short) <= len(exact) else exact
 
 
 def _above(number: Any, limits: Limits) -> str:

@@ -13,7 +13,7 @@ MAX_S = 2.0  # of processor time
 MAX_MB = 1000
 
 REFUSED_PLANS = {
-    "nan_speed": "cluster.devices[0].speed: 9.99989e-321 is below 0.001, the least that a speed",
+    "nan_speed": "cluster.devices[0].speed: 1e-320 is below 0.001, the least that a speed",
     "overflow": "model.layers[0].forward_ms: 1.7e+308 is above 1e+12, the most that a time may be",
     "inf_bw": "model.layers[0].output_bytes: 1e+308 is above 1e+18, the most that a number of",
     "nan_shares": "stages[0].shares[0]: 1e+200 is above 1, the most that a share may be",
@@ -24,7 +24,7 @@ REFUSED_PLANS = {
     "path_inject": 'cluster.duplex: "a` - at `$.b" is none of full, half',
 }
 REFUSED_INPUTS = {
-    ("m0", "slow"): "devices[0].speed: 9.99989e-321 is below 0.001",
+    ("m0", "slow"): "devices[0].speed: 1e-320 is below 0.001",
     ("m3", "bw1e308"): "bandwidth_gb_per_s[0][0]: 1e+308 is above 1e+09",
     ("m3", "bighosts"): "hosts[0].devices: a number of about 4,299 digits is above",
     ("m3", "path_inject"): 'duplex: "a` - at `$.b" is none of full, half',

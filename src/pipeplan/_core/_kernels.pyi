@@ -1,59 +1,86 @@
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
+class DeadlineError(Exception):
+    """The kernel's deadline has passed."""
+
+class PipelineCosts:
+    """How long everything takes in a pipeline; one channel less than stages."""
+
+    def __init__(
+        self,
+        forward_ms: Floats,
+        backward_ms: Floats,
+        send_forward_ms: Floats,
+        send_backward_ms: Floats,
+        all_reduce_ms: Floats,
+        half_duplex: bool,
+    ) -> None: ...
+    @property
+    def num_stages(self) -> int: ...
+
+class Instance:
+    """A chain of layers, and devices in the order that the caller chose."""
+
+    def __init__(
+        self,
+        *,
+        forward_ms: Floats,
+        backward_ms: Floats,
+        output_bytes: Floats,
+        gradient_bytes: Floats,
+        parameter_bytes: Floats,
+        speed: Floats,
+        bytes_per_ms: Floats,
+        latency_ms: Floats,
+        half_duplex: bool,
+        num_microbatches: int,
+        max_replicas: int,
+    ) -> None: ...
+    def on_devices(self, order: Sequence[int]) -> Instance:
+        """The same with these devices only, in this order."""
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_devices(self) -> int: ...
+
+class PlacedPlan:
+    """Stages: for each one past its last layer, and its devices."""
+
+    def __init__(
+        self, instance: Instance, end_layer: Sequence[int], devices: Sequence[Sequence[int]]
+    ) -> None: ...
+    @property
+    def end_layer(self) -> list[int]: ...
+    @property
+    def devices(self) -> list[list[int]]: ...
+
 Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats]
 """order [S, 2M], block_start_ms [S, 2M], sent [C, 2, M], transfer_start_ms [C, 2, M],
 blocks_done [S], stage_end_ms [S]; sent and order hold codes: m is F(m), -1 - m is B(m)."""
 
-def run_schedule(
-    forward_ms: Floats,
-    backward_ms: Floats,
-    send_forward_ms: Floats,
-    send_backward_ms: Floats,
-    half_duplex: bool,
-    codes: Ints,
-) -> Trace: ...
-def run_list(
-    forward_ms: Floats,
-    backward_ms: Floats,
-    send_forward_ms: Floats,
-    send_backward_ms: Floats,
-    half_duplex: bool,
-    num_microbatches: int,
-    preference: int,
-    caps: Ints,
-) -> Trace: ...
+def device_classes(instance: Instance) -> list[int]:
+    """For each device the number of its class; devices of a class can be exchanged."""
+
+def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
+def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...
+def plan_bound(costs: PipelineCosts, num_microbatches: int, caps: Ints) -> float: ...
+def min_cut(weights: Floats, deadline: float = ...) -> tuple[float, NDArray[np.uint8]]: ...
 def least_sum(
-    stage_ms: Floats, sizes: Ints, num_devices: int, limit_ms: float
+    stage_ms: Floats, sizes: Ints, num_devices: int, limit_ms: float, deadline: float = ...
 ) -> tuple[float, list[int], list[int]]:
     """The least sum of stage times, for each stage one past its last layer, and its size."""
 
-def min_cut(weights: Floats) -> tuple[float, NDArray[np.uint8]]: ...
-
-Instance = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats, bool, int, int]
-"""forward_ms [L], backward_ms [L], output_bytes [L], gradient_bytes [L], parameter_bytes [L],
-speed [D], bytes_per_ms [D, D], latency_ms [D, D], half_duplex, num_microbatches,
-max_replicas."""
-
-PlacedPlan = list[tuple[int, list[int]]]
-"""For each stage one past its last layer, and its devices."""
-
 def partition(
-    instance: Instance, max_stages: int, limit_ms: float, num_threads: int
-) -> tuple[Floats, Ints, Ints]: ...
-def plan_bound(
-    forward_ms: Floats,
-    backward_ms: Floats,
-    send_forward_ms: Floats,
-    send_backward_ms: Floats,
-    half_duplex: bool,
-    num_microbatches: int,
-    all_reduce_ms: Floats,
-    caps: Ints,
-) -> float: ...
+    instance: Instance, max_stages: int, limit_ms: float, num_threads: int, deadline: float = ...
+) -> list[tuple[float, PlacedPlan]]:
+    """For each number of stages the least bottleneck and its plan, where it is within the limit."""
+
 def plan_on_order(
     instance: Instance,
     sizes: Ints,
@@ -61,18 +88,31 @@ def plan_on_order(
     limit_ms: float,
     num_best: int,
     num_threads: int,
+    deadline: float = ...,
 ) -> tuple[float, list[PlacedPlan]]: ...
 def plan_on_sets(
     instance: Instance,
-    class_of: Ints,
+    class_of: Sequence[int],
     capacity: int,
     limit_ms: float,
     num_best: int,
     num_threads: int,
+    deadline: float = ...,
 ) -> tuple[float, list[PlacedPlan]]: ...
 def relaxed_bound(
-    instance: Instance, buckets: Ints, capacity: int, limit_ms: float, num_threads: int
-) -> float: ...
+    instance: Instance,
+    buckets: Ints,
+    capacity: int,
+    limit_ms: float,
+    num_threads: int,
+    deadline: float = ...,
+    max_levels: int = 1024,
+) -> float:
+    """No plan is faster; links that differ are told apart in at most `max_levels` groups."""
+
+def rule_times(instance: Instance, plan: PlacedPlan, worth_ms: float) -> list[float]:
+    """The time under each rule of the portfolio; [] where a path is missing."""
+
 def local_search(
     instance: Instance,
     starts: list[PlacedPlan],
@@ -80,4 +120,5 @@ def local_search(
     budget: float,
     target_ms: float,
     num_threads: int,
+    deadline: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...

@@ -1,15 +1,21 @@
-// The one file that knows Python: numpy arrays to pointers and back, with the GIL released.
+// The one file that knows Python: classes that check themselves, kernels that release the GIL.
+//
+// A kernel ends early by a Python exception: DeadlineError at its deadline, KeyboardInterrupt at
+// Ctrl-C, ValueError for arguments that cannot be, MemoryError where there is no room.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
 #include "kernels.hpp"
+#include "pipeline.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace pipeplan;
 
 namespace {
@@ -29,22 +35,76 @@ Out<T> to_numpy(std::vector<T>&& values, std::initializer_list<std::size_t> shap
     return Out<T>(owned->data(), shape, owner);
 }
 
+template <class Array>
+auto to_vector(const Array& values) {
+    return std::vector<std::remove_const_t<typename Array::Scalar>>(values.data(),
+                                                                   values.data() + values.size());
+}
+
 void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
 }
 
-PipelineCosts pipeline_costs(const Vector& forward, const Vector& backward,
-                             const Vector& send_forward, const Vector& send_backward,
-                             bool half_duplex, int num_microbatches) {
-    const std::size_t S = forward.shape(0);
-    require(S >= 1 && backward.shape(0) == S && send_forward.shape(0) == S - 1 &&
-                send_backward.shape(0) == S - 1 && num_microbatches >= 1,
-            "costs of different numbers of stages");
-    return {static_cast<int>(S),  num_microbatches,     forward.data(), backward.data(),
-            send_forward.data(), send_backward.data(), half_duplex};
+void require_not_nan(double number, const char* message) { require(!std::isnan(number), message); }
+
+// Whether Ctrl-C has been pressed. Python's error indicator then holds the exception.
+bool signalled() {
+    nb::gil_scoped_acquire acquire;
+    return PyErr_CheckSignals() != 0;
 }
 
-nb::tuple trace_to_python(Trace&& trace, const PipelineCosts& costs) {
+// Runs a kernel without the GIL; what makes it end early becomes a Python exception.
+template <class Kernel>
+auto run_kernel(double deadline_s, Kernel&& kernel) {
+    require_not_nan(deadline_s, "deadline: is not a number");
+    try {
+        nb::gil_scoped_release release;
+        Control control(deadline_s, &signalled);
+        return kernel(control);
+    } catch (const Interrupted&) {
+        throw nb::python_error();
+    }
+}
+
+template <class Kernel>
+auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
+    require(num_threads >= 1 && num_threads <= 1024, "num_threads: is not within 1..1024");
+    return run_kernel(deadline_s, [&](Control& control) {
+        Pool pool(num_threads, control);
+        return kernel(pool, control);
+    });
+}
+
+// ---------------------------------------------------------------------------- classes
+
+void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vector send_forward,
+                     Vector send_backward, Vector all_reduce, bool half_duplex) {
+    new (self) PipelineCosts(to_vector(forward), to_vector(backward), to_vector(send_forward),
+                             to_vector(send_backward), to_vector(all_reduce), half_duplex);
+}
+
+void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
+                        Vector gradient_bytes, Vector parameter_bytes, Vector speed,
+                        Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
+                        int num_microbatches, int max_replicas) {
+    LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
+                      to_vector(gradient_bytes), to_vector(parameter_bytes)};
+    const std::size_t V = speed.shape(0);
+    for (const Matrix* matrix : {&bytes_per_ms, &latency_ms})
+        require(matrix->shape(0) == V && matrix->shape(1) == V, "links: a row and a column a device");
+    DeviceLinks links{to_vector(speed), to_vector(bytes_per_ms), to_vector(latency_ms)};
+    new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
+                        max_replicas);
+}
+
+void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
+                    std::vector<std::vector<int>> devices) {
+    new (self) PlacedPlan(instance, std::move(end_layer), std::move(devices));
+}
+
+// ---------------------------------------------------------------------------- simulation
+
+nb::tuple trace_to_python(Trace&& trace, const CostsView& costs) {
     const std::size_t S = costs.num_stages, M = costs.num_microbatches;
     return nb::make_tuple(to_numpy(std::move(trace.order), {S, 2 * M}),
                           to_numpy(std::move(trace.block_start_ms), {S, 2 * M}),
@@ -54,244 +114,205 @@ nb::tuple trace_to_python(Trace&& trace, const PipelineCosts& costs) {
                           to_numpy(std::move(trace.stage_end_ms), {S}));
 }
 
-nb::tuple py_run_schedule(Vector forward, Vector backward, Vector send_forward,
-                          Vector send_backward, bool half_duplex, Codes codes) {
-    const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
-                                               half_duplex, static_cast<int>(codes.shape(1) / 2));
-    require(codes.shape(0) == forward.shape(0), "one order of blocks for each stage");
-    Trace trace;
-    {
-        nb::gil_scoped_release release;
-        trace = run_schedule(costs, codes.data());
-    }
-    return trace_to_python(std::move(trace), costs);
+nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
+    require(codes.shape(1) % 2 == 0, "codes: a forward and a backward for each microbatch");
+    const CostsView view = costs.view(static_cast<long>(codes.shape(1) / 2));
+    require(codes.shape(0) == static_cast<std::size_t>(view.num_stages), "codes: a row a stage");
+    return trace_to_python(run_kernel(kInfinity,
+                                      [&](Control& control) {
+                                          require_complete(view, codes.data());
+                                          return run_schedule(view, codes.data(), control);
+                                      }),
+                           view);
 }
 
-nb::tuple py_run_list(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
-                      bool half_duplex, int num_microbatches, int preference, Ints caps) {
-    const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
-                                               half_duplex, num_microbatches);
-    require(preference >= 0 && preference <= 2, "preference is 0, 1 or 2");
-    require(caps.shape(0) == forward.shape(0), "one cap for each stage");
-    for (std::size_t n = 0; n < caps.shape(0); ++n) require(caps(n) >= 1, "caps are at least 1");
-    Trace trace;
-    {
-        nb::gil_scoped_release release;
-        trace = run_list(costs, static_cast<Preference>(preference), caps.data());
-    }
-    return trace_to_python(std::move(trace), costs);
+void require_caps(const CostsView& costs, const Ints& caps) {
+    require(caps.shape(0) == static_cast<std::size_t>(costs.num_stages), "caps: one for each stage");
+    for (std::size_t n = 0; n < caps.shape(0); ++n)
+        require(caps.data()[n] >= 1, "caps: are at least 1");
 }
 
-nb::tuple py_min_cut(Matrix weights) {
-    require(weights.shape(0) == weights.shape(1) && weights.shape(0) >= 2, "a square matrix >= 2");
-    Cut cut;
-    {
-        nb::gil_scoped_release release;
-        cut = min_cut(weights.data(), static_cast<int>(weights.shape(0)));
-    }
-    const std::size_t V = cut.side.size();
+nb::tuple py_run_list(const PipelineCosts& costs, long num_microbatches, int preference, Ints caps) {
+    const CostsView view = costs.view(num_microbatches);
+    require(preference >= 0 && preference <= 2, "preference: is 0, 1 or 2");
+    require_caps(view, caps);
+    return trace_to_python(
+        run_kernel(kInfinity,
+                   [&](Control& control) {
+                       return run_list(view, static_cast<Preference>(preference), caps.data(),
+                                       control);
+                   }),
+        view);
+}
+
+double py_plan_bound(const PipelineCosts& costs, long num_microbatches, Ints caps) {
+    const CostsView view = costs.view(num_microbatches);
+    require_caps(view, caps);
+    return plan_bound(view, caps.data());
+}
+
+// ---------------------------------------------------------------------------- planning
+
+nb::tuple py_min_cut(Matrix weights, double deadline) {
+    const std::size_t V = weights.shape(0);
+    require(weights.shape(1) == V && V >= 2 && V <= 32766, "weights: a square matrix >= 2");
+    for (std::size_t k = 0; k < weights.size(); ++k)
+        require(weights.data()[k] >= 0 && weights.data()[k] <= 1e100, "weights: finite and >= 0");
+    Cut cut = run_kernel(deadline, [&](Control& control) {
+        return min_cut(weights.data(), static_cast<int>(V), control);
+    });
     return nb::make_tuple(cut.weight, to_numpy(std::move(cut.side), {V}));
 }
 
-nb::tuple py_least_sum(Cube stage_ms, Ints sizes, int num_devices, double limit_ms) {
+nb::tuple py_least_sum(Cube stage_ms, Ints sizes, int num_devices, double limit_ms,
+                       double deadline) {
     const std::size_t K = stage_ms.shape(0), X = stage_ms.shape(1);
-    require(stage_ms.shape(2) == X && X >= 2 && sizes.shape(0) == K, "a square for each size");
-    for (std::size_t k = 0; k < K; ++k) require(sizes.data()[k] >= 1, "sizes of at least 1");
-    require(num_devices >= 1, "at least one device");
-    LeastSum found;
-    {
-        nb::gil_scoped_release release;
+    require(stage_ms.shape(2) == X && X >= 2 && X <= 1'000'000 && sizes.shape(0) == K,
+            "stage_ms: a square for each size");
+    for (std::size_t k = 0; k < K; ++k) require(sizes.data()[k] >= 1, "sizes: are at least 1");
+    require(num_devices >= 1 && num_devices <= 32766, "num_devices: is not within 1..32766");
+    require_not_nan(limit_ms, "limit_ms: is not a number");
+    LeastSum found = run_kernel(deadline, [&](Control& control) {
         const StageTimes times{static_cast<int>(K), static_cast<int>(X) - 1, stage_ms.data()};
-        found = least_sum(times, sizes.data(), num_devices, limit_ms);
-    }
+        return least_sum(times, sizes.data(), num_devices, limit_ms, control);
+    });
     return nb::make_tuple(found.sum_ms, nb::cast(found.end_layer), nb::cast(found.size));
 }
 
-// The arrays of an instance, as every planning kernel takes them first.
-struct InstanceArrays {
-    Vector forward, backward, output_bytes, gradient_bytes, parameter_bytes, speed;
-    Matrix bytes_per_ms, latency_ms;
-    bool half_duplex;
-    int num_microbatches;
-    int max_replicas;
-
-    Instance view() const {
-        const std::size_t L = forward.shape(0), V = speed.shape(0);
-        require(L >= 1 && L < 32767 && V >= 1 && V < 32767, "1 to 32766 layers and devices");
-        require(backward.shape(0) == L && output_bytes.shape(0) == L &&
-                    gradient_bytes.shape(0) == L && parameter_bytes.shape(0) == L,
-                "costs of different numbers of layers");
-        require(bytes_per_ms.shape(0) == V && bytes_per_ms.shape(1) == V &&
-                    latency_ms.shape(0) == V && latency_ms.shape(1) == V,
-                "matrices of another number of devices");
-        require(num_microbatches >= 1 && max_replicas >= 1, "at least one microbatch and replica");
-        return {static_cast<int>(L),    static_cast<int>(V),     num_microbatches,
-                forward.data(),         backward.data(),         output_bytes.data(),
-                gradient_bytes.data(),  parameter_bytes.data(),  speed.data(),
-                bytes_per_ms.data(),    latency_ms.data(),       half_duplex,
-                max_replicas};
-    }
-};
-
-InstanceArrays instance_arrays(const nb::tuple& t) {
-    require(t.size() == 11, "an instance has eleven parts");
-    return {nb::cast<Vector>(t[0]), nb::cast<Vector>(t[1]), nb::cast<Vector>(t[2]),
-            nb::cast<Vector>(t[3]), nb::cast<Vector>(t[4]), nb::cast<Vector>(t[5]),
-            nb::cast<Matrix>(t[6]), nb::cast<Matrix>(t[7]), nb::cast<bool>(t[8]),
-            nb::cast<int>(t[9]), nb::cast<int>(t[10])};
+std::vector<int> rising_sizes(const Instance& instance, const Ints& sizes) {
+    const std::vector<int> result = to_vector(sizes);
+    require(!result.empty() && result.front() >= 1 && result.back() <= instance.num_devices,
+            "sizes: are not within 1 and the number of devices");
+    require(std::adjacent_find(result.begin(), result.end(), std::greater_equal<int>()) ==
+                result.end(),
+            "sizes: do not rise");
+    return result;
 }
 
-std::vector<int> to_vector(const Ints& values) {
-    return std::vector<int>(values.data(), values.data() + values.shape(0));
+DpLimits dp_limits(int capacity, double limit_ms, int num_best) {
+    require(capacity >= 1 && capacity <= 16, "capacity: is not within 1..16");
+    require_not_nan(limit_ms, "limit_ms: is not a number");
+    require(num_best >= 0, "num_best: is negative");
+    return {capacity, limit_ms, num_best};
 }
 
-nb::tuple py_partition(nb::tuple instance, int max_stages, double limit_ms, int num_threads) {
-    require(num_threads >= 1, "threads >= 1");
-    const InstanceArrays arrays = instance_arrays(instance);
-    const Instance input = arrays.view();
-    require(max_stages >= 1 && max_stages <= std::min(input.num_layers, input.num_devices),
-            "1 to min(layers, devices) stages");
-    const std::size_t X = max_stages;
-    std::vector<double> bottleneck(X);
-    std::vector<int> end_layer(X * X, 0), num_replicas(X * X, 0);
-    {
-        nb::gil_scoped_release release;
-        const std::vector<Partition> partitions = partition(input, max_stages, limit_ms, num_threads);
-        for (std::size_t x = 0; x < X; ++x) {
-            bottleneck[x] = partitions[x].bottleneck_ms;
-            std::copy(partitions[x].end_layer.begin(), partitions[x].end_layer.end(),
-                      end_layer.begin() + x * X);
-            std::copy(partitions[x].num_replicas.begin(), partitions[x].num_replicas.end(),
-                      num_replicas.begin() + x * X);
-        }
-    }
-    return nb::make_tuple(to_numpy(std::move(bottleneck), {X}),
-                          to_numpy(std::move(end_layer), {X, X}),
-                          to_numpy(std::move(num_replicas), {X, X}));
+nb::list py_partition(const Instance& instance, int max_stages, double limit_ms, int num_threads,
+                      double deadline) {
+    require(max_stages >= 1 && max_stages <= std::min(instance.num_layers, instance.num_devices),
+            "max_stages: is not within 1 and the number of layers and devices");
+    require_not_nan(limit_ms, "limit_ms: is not a number");
+    std::vector<Partition> found =
+        run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+            return partition(instance, max_stages, limit_ms, pool, control);
+        });
+    nb::list result;
+    for (Partition& one : found)
+        result.append(nb::make_tuple(one.bottleneck_ms, nb::cast(std::move(one.plan))));
+    return result;
 }
 
-double py_plan_bound(Vector forward, Vector backward, Vector send_forward, Vector send_backward,
-                     bool half_duplex, int num_microbatches, Vector all_reduce, Ints caps) {
-    const PipelineCosts costs = pipeline_costs(forward, backward, send_forward, send_backward,
-                                               half_duplex, num_microbatches);
-    require(all_reduce.shape(0) == forward.shape(0) && caps.shape(0) == forward.shape(0),
-            "one all-reduce and one cap for each stage");
-    return plan_bound(costs, all_reduce.data(), caps.data());
-}
-
-nb::list plan_to_python(const PlacedPlan& plan) {
-    nb::list stages;
-    for (std::size_t n = 0; n < plan.devices.size(); ++n)
-        stages.append(nb::make_tuple(plan.end_layer[n], nb::cast(plan.devices[n])));
-    return stages;
-}
-
-PlacedPlan plan_from_python(nb::handle stages, const Instance& input) {
-    PlacedPlan plan;
-    for (nb::handle stage : stages) {
-        plan.end_layer.push_back(nb::cast<int>(stage[0]));
-        plan.devices.push_back(nb::cast<std::vector<int>>(stage[1]));
-        for (int u : plan.devices.back()) require(u >= 0 && u < input.num_devices, "known devices");
-    }
-    require(!plan.end_layer.empty() && plan.end_layer.back() == input.num_layers, "all layers");
-    return plan;
-}
-
-nb::tuple candidates_to_python(const Candidates& found) {
+nb::tuple candidates_to_python(Candidates&& found) {
     nb::list plans;
-    for (const PlacedPlan& plan : found.plans) plans.append(plan_to_python(plan));
+    for (PlacedPlan& plan : found.plans) plans.append(nb::cast(std::move(plan)));
     return nb::make_tuple(found.least_ms, plans);
 }
 
-void require_settings(const Instance& input, const std::vector<int>& sizes, int capacity,
-                      int num_threads) {
-    require(!sizes.empty() && sizes.front() >= 1 && sizes.back() <= input.num_devices &&
-                std::is_sorted(sizes.begin(), sizes.end()),
-            "sizes rise from 1 to the number of devices");
-    require(capacity >= 1 && capacity <= 16 && num_threads >= 1, "capacity 1..16, threads >= 1");
+nb::tuple py_plan_on_order(const Instance& instance, Ints sizes, int capacity, double limit_ms,
+                           int num_best, int num_threads, double deadline) {
+    const std::vector<int> allowed = rising_sizes(instance, sizes);
+    const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
+    return candidates_to_python(
+        run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+            return plan_on_order(instance, allowed, limits, pool, control);
+        }));
 }
 
-nb::tuple py_plan_on_order(nb::tuple instance, Ints sizes, int capacity, double limit_ms,
-                           int num_best, int num_threads) {
-    const InstanceArrays arrays = instance_arrays(instance);
-    const Instance input = arrays.view();
-    const std::vector<int> allowed = to_vector(sizes);
-    require_settings(input, allowed, capacity, num_threads);
-    Candidates found;
-    {
-        nb::gil_scoped_release release;
-        found = plan_on_order(input, allowed, capacity, limit_ms, num_best, num_threads);
-    }
-    return candidates_to_python(found);
+nb::tuple py_plan_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
+                          double limit_ms, int num_best, int num_threads, double deadline) {
+    const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
+    return candidates_to_python(
+        run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+            return plan_on_sets(instance, class_of, limits, pool, control);
+        }));
 }
 
-nb::tuple py_plan_on_sets(nb::tuple instance, Ints class_of, int capacity, double limit_ms,
-                          int num_best, int num_threads) {
-    const InstanceArrays arrays = instance_arrays(instance);
-    const Instance input = arrays.view();
-    const std::vector<int> classes = to_vector(class_of);
-    require(static_cast<int>(classes.size()) == input.num_devices, "a class for each device");
-    require(capacity >= 1 && capacity <= 16 && num_threads >= 1, "capacity 1..16, threads >= 1");
-    Candidates found;
-    {
-        nb::gil_scoped_release release;
-        found = plan_on_sets(input, classes, capacity, limit_ms, num_best, num_threads);
-    }
-    return candidates_to_python(found);
+double py_relaxed_bound(const Instance& instance, Ints buckets, int capacity, double limit_ms,
+                        int num_threads, double deadline, int max_levels) {
+    require(max_levels >= 1, "max_levels: is not at least 1");
+    const std::vector<int> largest = rising_sizes(instance, buckets);
+    require(largest.back() == instance.num_devices, "buckets: end before the number of devices");
+    const DpLimits limits = dp_limits(capacity, limit_ms, 0);
+    return run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+        return relaxed_bound(instance, largest, max_levels, limits, pool, control);
+    });
 }
 
-double py_relaxed_bound(nb::tuple instance, Ints buckets, int capacity, double limit_ms,
-                        int num_threads) {
-    const InstanceArrays arrays = instance_arrays(instance);
-    const Instance input = arrays.view();
-    const std::vector<int> largest = to_vector(buckets);
-    require_settings(input, largest, capacity, num_threads);
-    require(largest.back() == input.num_devices, "the last bucket ends at the number of devices");
-    nb::gil_scoped_release release;
-    return relaxed_bound(input, largest, capacity, limit_ms, num_threads);
+std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& plan,
+                                  double worth_ms) {
+    require(plan.fits(instance), "plan: was made for another instance");
+    return run_kernel(kInfinity, [&](Control& control) {
+        return rule_times(instance, plan, worth_ms, control);
+    });
 }
 
-nb::list py_local_search(nb::tuple instance, nb::list starts, std::uint64_t seed, double budget,
-                         double target_ms, int num_threads) {
-    const InstanceArrays arrays = instance_arrays(instance);
-    const Instance input = arrays.view();
-    require(num_threads >= 1, "threads >= 1");
-    std::vector<PlacedPlan> plans;
-    for (nb::handle start : starts) plans.push_back(plan_from_python(start, input));
-    std::vector<SearchResult> found;
-    {
-        nb::gil_scoped_release release;
-        found = local_search(input, plans, seed, budget, target_ms, num_threads);
-    }
+nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
+                         std::uint64_t seed, double budget, double target_ms, int num_threads,
+                         double deadline) {
+    for (const PlacedPlan& start : starts)
+        require(start.fits(instance), "starts: a plan was made for another instance");
+    require(budget >= 0 && budget < 1e18, "budget: is not within 0..1e18");
+    require_not_nan(target_ms, "target_ms: is not a number");
+    std::vector<SearchResult> found =
+        run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+            return local_search(instance, starts, seed, budget, target_ms, pool, control);
+        });
     nb::list result;
-    for (const SearchResult& one : found)
-        result.append(nb::make_tuple(one.iteration_ms, one.rule, plan_to_python(one.plan)));
+    for (SearchResult& one : found)
+        result.append(nb::make_tuple(one.iteration_ms, one.rule, nb::cast(std::move(one.plan))));
     return result;
 }
 
 }  // namespace
 
 NB_MODULE(_kernels, m) {
-    m.def("run_schedule", &py_run_schedule, nb::arg("forward_ms"), nb::arg("backward_ms"),
-          nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
-          nb::arg("codes"));
-    m.def("run_list", &py_run_list, nb::arg("forward_ms"), nb::arg("backward_ms"),
-          nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
-          nb::arg("num_microbatches"), nb::arg("preference"), nb::arg("caps"));
-    m.def("least_sum", &py_least_sum, nb::arg("stage_ms"), nb::arg("sizes"),
-          nb::arg("num_devices"), nb::arg("limit_ms"));
-    m.def("local_search", &py_local_search, nb::arg("instance"), nb::arg("starts"),
-          nb::arg("seed"), nb::arg("budget"), nb::arg("target_ms"), nb::arg("num_threads"));
-    m.def("min_cut", &py_min_cut, nb::arg("weights"));
-    m.def("partition", &py_partition, nb::arg("instance"), nb::arg("max_stages"),
-          nb::arg("limit_ms"), nb::arg("num_threads"));
-    m.def("plan_bound", &py_plan_bound, nb::arg("forward_ms"), nb::arg("backward_ms"),
-          nb::arg("send_forward_ms"), nb::arg("send_backward_ms"), nb::arg("half_duplex"),
-          nb::arg("num_microbatches"), nb::arg("all_reduce_ms"), nb::arg("caps"));
-    m.def("plan_on_order", &py_plan_on_order, nb::arg("instance"), nb::arg("sizes"),
-          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_best"), nb::arg("num_threads"));
-    m.def("plan_on_sets", &py_plan_on_sets, nb::arg("instance"), nb::arg("class_of"),
-          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_best"), nb::arg("num_threads"));
-    m.def("relaxed_bound", &py_relaxed_bound, nb::arg("instance"), nb::arg("buckets"),
-          nb::arg("capacity"), nb::arg("limit_ms"), nb::arg("num_threads"));
+    nb::exception<DeadlinePassed>(m, "DeadlineError");
+
+    nb::class_<PipelineCosts>(m, "PipelineCosts")
+        .def("__init__", &construct_costs, "forward_ms"_a, "backward_ms"_a, "send_forward_ms"_a,
+             "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a)
+        .def_prop_ro("num_stages", &PipelineCosts::num_stages);
+
+    nb::class_<Instance>(m, "Instance")
+        .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
+             "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
+             "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
+             "max_replicas"_a)
+        .def("on_devices", &Instance::on_devices, "order"_a)
+        .def_ro("num_layers", &Instance::num_layers)
+        .def_ro("num_devices", &Instance::num_devices);
+
+    nb::class_<PlacedPlan>(m, "PlacedPlan")
+        .def("__init__", &construct_plan, "instance"_a, "end_layer"_a, "devices"_a)
+        .def_prop_ro("end_layer", &PlacedPlan::end_layer)
+        .def_prop_ro("devices", &PlacedPlan::devices);
+
+    const double never = kInfinity;
+    m.def("device_classes", &device_classes, "instance"_a);
+    m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
+    m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
+    m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);
+    m.def("min_cut", &py_min_cut, "weights"_a, "deadline"_a = never);
+    m.def("least_sum", &py_least_sum, "stage_ms"_a, "sizes"_a, "num_devices"_a, "limit_ms"_a,
+          "deadline"_a = never);
+    m.def("partition", &py_partition, "instance"_a, "max_stages"_a, "limit_ms"_a, "num_threads"_a,
+          "deadline"_a = never);
+    m.def("plan_on_order", &py_plan_on_order, "instance"_a, "sizes"_a, "capacity"_a, "limit_ms"_a,
+          "num_best"_a, "num_threads"_a, "deadline"_a = never);
+    m.def("plan_on_sets", &py_plan_on_sets, "instance"_a, "class_of"_a, "capacity"_a, "limit_ms"_a,
+          "num_best"_a, "num_threads"_a, "deadline"_a = never);
+    m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
+          "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
+    m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
+    m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
+          "target_ms"_a, "num_threads"_a, "deadline"_a = never);
 }

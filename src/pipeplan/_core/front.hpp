@@ -8,9 +8,9 @@ namespace pipeplan {
 
 // Where a suffix came from: the cut behind its first stage, and which of the suffixes there.
 struct Origin {
-    std::int16_t cut;
-    std::int16_t option;   // the device set of the next stage
-    std::int16_t index;    // in that set's front
+    std::int32_t cut;
+    std::int16_t option;  // the device set of the next stage
+    std::int16_t index;   // in that set's front
 };
 
 template <class Value>
@@ -20,7 +20,7 @@ struct Point {
 };
 
 enum class Overflow {
-    kDrop,   // for planning: compare in the components that decide most, forget what is too much
+    kDrop,   // for planning: compare in the components that decide most, drop surplus points
     kMerge,  // for bounds: compare in all, replace two by their componentwise minimum
 };
 

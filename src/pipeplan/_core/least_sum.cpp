@@ -12,7 +12,8 @@
 
 namespace pipeplan {
 
-LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms) {
+LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms,
+                   Control& control) {
     const int L = times.num_layers, D = num_devices;
     const std::size_t row = static_cast<std::size_t>(D) + 1;
     std::vector<double> least((L + 1) * row, kInfinity);  // [first layer][devices]
@@ -20,6 +21,7 @@ LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, d
     least[L * row] = 0.0;
     for (int first = L - 1; first >= 0; --first) {
         double* here = &least[first * row];
+        control.check();
         for (int k = 0; k < times.num_sizes; ++k) {
             const double* stage_ms = times.of(k, first);
             for (int end = first + 1; end <= L; ++end) {

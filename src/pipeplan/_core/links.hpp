@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.hpp"
+#include "instance.hpp"
 
 namespace pipeplan {
 
@@ -18,10 +18,9 @@ struct Link {
 };
 
 inline Link link_between(const Instance& in, int u, int v) {
-    const std::size_t at = static_cast<std::size_t>(u) * in.num_devices + v;
-    const std::size_t back = static_cast<std::size_t>(v) * in.num_devices + u;
-    if (!(in.bytes_per_ms[at] > 0 && in.bytes_per_ms[back] > 0)) return {kInfinity, 0.0};
-    return {in.latency_ms[at], 1.0 / in.bytes_per_ms[at]};
+    const std::size_t forth = in.at(u, v), back = in.at(v, u);
+    if (!(in.bytes_per_ms[forth] > 0 && in.bytes_per_ms[back] > 0)) return {kInfinity, 0.0};
+    return {in.latency_ms[forth], 1.0 / in.bytes_per_ms[forth]};
 }
 
 // The undominated links of a set. The first few live inside, so that most sets need no heap.
@@ -71,10 +70,10 @@ struct Range {
 // Inserts all links from one range of devices to another. Where all latencies
 // are alike, which is the rule, the slowest link alone is inserted: one pass over plain numbers.
 inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links) {
-    const std::size_t V = in.num_devices;
     double slowest = kInfinity, shortest = kInfinity, longest = 0.0;
     for (int u = senders.first; u < senders.end; ++u) {
-        const double *rate = in.bytes_per_ms + u * V, *latency = in.latency_ms + u * V;
+        const double* rate = in.bytes_per_ms.data() + in.at(u, 0);
+        const double* latency = in.latency_ms.data() + in.at(u, 0);
         for (int v = receivers.first; v < receivers.end; ++v) {
             slowest = std::min(slowest, rate[v]);
             shortest = std::min(shortest, latency[v]);
@@ -154,13 +153,12 @@ class IntervalTable {
     explicit IntervalTable(const Instance& in)
         : V_(in.num_devices), rings_(static_cast<std::size_t>(V_) * V_), speed_(rings_.size()) {
         std::vector<double> slowest(V_, kInfinity), latency_ms(V_, 0.0);  // by the first device
-        std::vector<double> speed(in.speed, in.speed + V_);
+        std::vector<double> speed = in.speed;
         for (int r = 1; r <= V_; ++r) {
             for (int i = 0; i + r <= V_; ++i) {
                 const int last = i + r - 1;
                 if (r > 1) {
-                    const std::size_t there = static_cast<std::size_t>(i) * V_ + last;
-                    const std::size_t back = static_cast<std::size_t>(last) * V_ + i;
+                    const std::size_t there = in.at(i, last), back = in.at(last, i);
                     slowest[i] = std::min({slowest[i], slowest[i + 1], in.bytes_per_ms[there],
                                            in.bytes_per_ms[back]});
                     latency_ms[i] = std::max({latency_ms[i], latency_ms[i + 1],

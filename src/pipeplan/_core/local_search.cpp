@@ -6,19 +6,19 @@
 // even the bound puts above the time that would be accepted is never simulated.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <thread>
 #include <vector>
 
 #include "bound.hpp"
 #include "kernels.hpp"
-#include "links.hpp"
+#include "pipeline.hpp"
+#include "plan_costs.hpp"
 
 namespace pipeplan {
 namespace {
 
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kWorthTryingAllRules = 1.03;
+constexpr long kMovesBetweenChecks = 16;
 constexpr double kUnitsPerBlock = 60.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
 
 // xoshiro-style generators differ between standard libraries; this one is the same everywhere.
@@ -51,15 +51,10 @@ using SearchPlan = std::vector<SearchStage>;
 
 class Search {
   public:
-    Search(const Instance& in, std::uint64_t seed, double budget, double target_ms)
-        : in_(in), random_(seed), budget_(budget), target_ms_(target_ms * (1 + 1e-12)),
-          forward_(in.num_layers + 1, 0.0), backward_(forward_), parameters_(forward_) {
-        for (int l = 0; l < in.num_layers; ++l) {
-            forward_[l + 1] = forward_[l] + in.forward_ms[l];
-            backward_[l + 1] = backward_[l] + in.backward_ms[l];
-            parameters_[l + 1] = parameters_[l] + in.parameter_bytes[l];
-        }
-    }
+    Search(const Instance& in, std::uint64_t seed, double budget, double target_ms,
+           Control& control)
+        : in_(in), control_(control), random_(seed), budget_(budget),
+          target_ms_(target_ms * (1 + 1e-12)) {}
 
     SearchResult run(const PlacedPlan& start) {
         SearchPlan current = from_placed(start);
@@ -67,7 +62,11 @@ class Search {
         if (complete(current)) current_ms = simulate(current, 0);
         best_ = {kInfinity, 0, start};
         if (current_ms < kInfinity) try_all_rules(current, current_ms);
-        while (spent_ < budget_ && best_.iteration_ms > target_ms_) {
+        for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
+            if (step % kMovesBetweenChecks == 0) {
+                control_.check_without_deadline();
+                if (control_.is_late()) break;
+            }
             const double heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
             spent_ += kUnitsPerMove;
             SearchPlan next = current;
@@ -90,77 +89,45 @@ class Search {
     static SearchPlan from_placed(const PlacedPlan& placed) {
         SearchPlan plan;
         int first = 0;
-        for (std::size_t n = 0; n < placed.devices.size(); ++n) {
+        for (int n = 0; n < placed.num_stages(); ++n) {
             SearchStage stage;
             stage.first_layer = first;
-            stage.end_layer = first = placed.end_layer[n];
-            stage.devices = placed.devices[n];
+            stage.end_layer = first = placed.end_layer()[n];
+            stage.devices = placed.devices()[n];
             plan.push_back(std::move(stage));
         }
         return plan;
     }
 
-    static PlacedPlan to_placed(const SearchPlan& plan) {
-        PlacedPlan placed;
+    PlacedPlan to_placed(const SearchPlan& plan) const {
+        std::vector<int> end_layer;
+        std::vector<std::vector<int>> devices;
         for (const SearchStage& stage : plan) {
-            placed.end_layer.push_back(stage.end_layer);
-            placed.devices.push_back(stage.devices);
+            end_layer.push_back(stage.end_layer);
+            devices.push_back(stage.devices);
         }
-        return placed;
+        return PlacedPlan(in_, std::move(end_layer), std::move(devices));
     }
-
-    std::size_t at(int u, int v) const { return static_cast<std::size_t>(u) * in_.num_devices + v; }
 
     // Fills in the costs that a move left open; false where a path is missing.
     bool complete(SearchPlan& plan) {
         for (std::size_t n = 0; n < plan.size(); ++n) {
             SearchStage& stage = plan[n];
-            if (!stage.costs_known && !cost_stage(stage)) return false;
-            if (n + 1 < plan.size() && !stage.channel_known && !cost_channel(stage, plan[n + 1]))
-                return false;
-        }
-        return true;
-    }
-
-    bool cost_stage(SearchStage& stage) {
-        double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
-        for (int u : stage.devices) {
-            speed = std::min(speed, in_.speed[u]);
-            for (int v : stage.devices) {
-                if (u == v) continue;
-                slowest = std::min(slowest, in_.bytes_per_ms[at(u, v)]);
-                latency_ms = std::max(latency_ms, in_.latency_ms[at(u, v)]);
+            const double k = static_cast<double>(stage.devices.size());
+            if (!stage.costs_known) {
+                spent_ += kUnitsPerPair * k * k;
+                stage.costs_known = cost_stage(in_, stage.first_layer, stage.end_layer,
+                                               stage.devices, stage.costs);
+                if (!stage.costs_known) return false;
+            }
+            if (n + 1 < plan.size() && !stage.channel_known) {
+                const std::vector<int>& next = plan[n + 1].devices;
+                spent_ += kUnitsPerPair * k * static_cast<double>(next.size());
+                stage.channel_known =
+                    cost_channel(in_, stage.end_layer, stage.devices, next, stage.channel);
+                if (!stage.channel_known) return false;
             }
         }
-        const int k = static_cast<int>(stage.devices.size());
-        spent_ += kUnitsPerPair * k * k;
-        const Ring ring = make_ring(in_, k, slowest, latency_ms);
-        if (!ring.connected) return false;
-        const double rate = 1.0 / (k * speed);
-        const int a = stage.first_layer, b = stage.end_layer;
-        stage.costs = {rate * (forward_[b] - forward_[a]), rate * (backward_[b] - backward_[a]),
-                       ring.fixed_ms + ring.ms_per_byte * (parameters_[b] - parameters_[a])};
-        stage.costs_known = true;
-        return true;
-    }
-
-    bool cost_channel(SearchStage& stage, const SearchStage& next) {
-        const double part = 1.0 / (static_cast<double>(stage.devices.size()) * next.devices.size());
-        const double there_bytes = part * in_.output_bytes[stage.end_layer - 1];
-        const double back_bytes = part * in_.gradient_bytes[stage.end_layer - 1];
-        ChannelCosts channel{0.0, 0.0};
-        for (int u : stage.devices) {
-            for (int v : next.devices) {
-                const double there = in_.bytes_per_ms[at(u, v)], back = in_.bytes_per_ms[at(v, u)];
-                if (!(there > 0 && back > 0)) return false;
-                channel.there =
-                    std::max(channel.there, in_.latency_ms[at(u, v)] + there_bytes / there);
-                channel.back = std::max(channel.back, in_.latency_ms[at(v, u)] + back_bytes / back);
-            }
-        }
-        spent_ += kUnitsPerPair * static_cast<double>(stage.devices.size()) * next.devices.size();
-        stage.channel = channel;
-        stage.channel_known = true;
         return true;
     }
 
@@ -184,10 +151,16 @@ class Search {
             there_C_[n] = plan[n].channel.there;
             back_C_[n] = plan[n].channel.back;
         }
-        const PipelineCosts costs{S, in_.num_microbatches, forward_S_.data(), backward_S_.data(),
-                                  there_C_.data(), back_C_.data(), in_.half_duplex};
+        const CostsView costs{S,
+                              in_.num_microbatches,
+                              forward_S_.data(),
+                              backward_S_.data(),
+                              there_C_.data(),
+                              back_C_.data(),
+                              reduce_S_.data(),
+                              in_.half_duplex};
         spent_ += kUnitsPerBlock * in_.num_microbatches * (4 * S - 2);
-        return iteration_ms(run_rule(costs, rule), reduce_S_.data(), S);
+        return iteration_ms(run_rule(costs, rule, control_), costs);
     }
 
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
@@ -336,10 +309,10 @@ class Search {
     }
 
     const Instance& in_;
+    Control& control_;
     Random random_;
     const double budget_, target_ms_;
     double spent_ = 0.0;
-    std::vector<double> forward_, backward_, parameters_;  // prefix sums
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
     SearchResult best_;
 };
@@ -348,21 +321,13 @@ class Search {
 
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
-                                       double budget, double target_ms, int num_threads) {
+                                       double budget, double target_ms, Pool& pool,
+                                       Control& control) {
     std::vector<SearchResult> results(starts.size());
-    const auto work = [&](std::size_t first) {
-        for (std::size_t k = first; k < starts.size(); k += num_threads) {
-            Search search(instance, seed * 1000003ULL + k, budget, target_ms);
-            results[k] = search.run(starts[k]);
-        }
-    };
-    if (num_threads == 1 || starts.size() == 1) {
-        for (std::size_t first = 0; first < static_cast<std::size_t>(num_threads); ++first) work(first);
-        return results;
-    }
-    std::vector<std::thread> pool;
-    for (int t = 0; t < num_threads; ++t) pool.emplace_back(work, static_cast<std::size_t>(t));
-    for (std::thread& thread : pool) thread.join();
+    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
+        Search search(instance, seed * 1000003ULL + k, budget, target_ms, control);
+        results[k] = search.run(starts[k]);
+    });
     return results;
 }
 

@@ -9,7 +9,7 @@
 
 namespace pipeplan {
 
-Cut min_cut(const double* weights, int num_vertices) {
+Cut min_cut(const double* weights, int num_vertices, Control& control) {
     const int V = num_vertices;
     std::vector<double> weight(weights, weights + static_cast<std::size_t>(V) * V);
     std::vector<std::vector<int>> members(V);  // the vertices merged into each
@@ -25,6 +25,7 @@ Cut min_cut(const double* weights, int num_vertices) {
         for (int v : alive) tightness[v] = 0.0, added[v] = 0;
         int before = -1, last = -1;
         for (std::size_t step = 0; step < alive.size(); ++step) {
+            if (step % 64 == 0) control.check();
             int next = -1;
             for (int v : alive)
                 if (!added[v] && (next < 0 || tightness[v] > tightness[next])) next = v;

@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <thread>
+#include <optional>
 #include <vector>
 
 #include "kernels.hpp"
@@ -23,9 +23,9 @@
 namespace pipeplan {
 namespace {
 
-using Index = std::int16_t;
+using Index = std::int32_t;
 
-constexpr int kWorthThreads = 32;  // devices from which starting threads pays
+constexpr int kWorthThreads = 32;  // devices from which waking threads pays
 
 // W(., x, r, i) for one (i, r), with the choice that led to each value.
 struct Row {
@@ -38,58 +38,58 @@ struct Row {
 
 class Table {
   public:
-    Table(const Instance& in, double limit_ms)
-        : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), intervals_(in),
-          work_ms_(L_ + 1, 0.0), parameter_bytes_(L_ + 1, 0.0), speed_behind_(V_ + 1, 0.0) {
-        for (int l = 0; l < L_; ++l) {
-            work_ms_[l + 1] = work_ms_[l] + in.forward_ms[l] + in.backward_ms[l];
-            parameter_bytes_[l + 1] = parameter_bytes_[l] + in.parameter_bytes[l];
-        }
+    Table(const Instance& in, double limit_ms, Control& control)
+        : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), control_(control),
+          intervals_(in), work_ms_(L_ + 1, 0.0), parameter_bytes_(in.parameter_sum),
+          speed_behind_(V_ + 1, 0.0) {
+        for (int l = 0; l <= L_; ++l) work_ms_[l] = in.forward_sum[l] + in.backward_sum[l];
         for (int u = V_; u-- > 0;) speed_behind_[u] = speed_behind_[u + 1] + in.speed[u];
         std::vector<int> sizes(V_);
         std::iota(sizes.begin(), sizes.end(), 1);
         for (int j = 0; j < V_; ++j) {
+            control.check();
             channels_.emplace_back(in, j, sizes);
             channel_ms_.emplace_back(static_cast<std::size_t>(j) * (V_ - j));
         }
     }
 
-    void add_level(int num_threads) {
+    void add_level(Pool& pool) {
         levels_.emplace_back(static_cast<std::size_t>(V_ + 1) * (V_ + 1));
         const int x = static_cast<int>(levels_.size());
         // Rows behind different j are different rows, and read the level before only.
-        const auto work = [&](int first) {
-            for (int j = x - 1 + first; j < V_; j += num_threads) add_rows(x, j);
-        };
-        if (num_threads == 1) return work(0);
-        std::vector<std::thread> pool;
-        for (int t = 0; t < num_threads; ++t) pool.emplace_back(work, t);
-        for (std::thread& thread : pool) thread.join();
+        const auto add = [&](int k, int) { add_rows(x, x - 1 + k); };
+        const int num_tasks = V_ - (x - 1);
+        if (V_ >= kWorthThreads) return pool.run(num_tasks, add);
+        for (int k = 0; k < num_tasks; ++k) add(k, 0);
     }
 
-    Partition best(int x) const {
-        Partition result{kInfinity, std::vector<int>(x), std::vector<int>(x)};
+    // Nothing where no partition into x stages is within the limit.
+    std::optional<Partition> best(int x) const {
+        double bottleneck_ms = kInfinity;
         int i = 0, r = 0;
         for (int devices = 1; devices <= V_; ++devices) {
             for (int replicas = 1; replicas <= devices; ++replicas) {
                 const Row& row = levels_[x - 1][index(devices, replicas)];
-                if (row.alive() && row.bottleneck_ms[L_] < result.bottleneck_ms) {
-                    result.bottleneck_ms = row.bottleneck_ms[L_];
+                if (row.alive() && row.bottleneck_ms[L_] < bottleneck_ms) {
+                    bottleneck_ms = row.bottleneck_ms[L_];
                     i = devices;
                     r = replicas;
                 }
             }
         }
-        if (result.bottleneck_ms == kInfinity) return result;
+        if (bottleneck_ms == kInfinity) return std::nullopt;
+        std::vector<int> end_layer(x);
+        std::vector<std::vector<int>> devices(x);
         for (int stage = x - 1, l = L_; stage >= 0; --stage) {
             const Row& row = levels_[stage][index(i, r)];
-            result.end_layer[stage] = l;
-            result.num_replicas[stage] = r;
+            end_layer[stage] = l;
+            devices[stage].resize(r);
+            std::iota(devices[stage].begin(), devices[stage].end(), i - r);
             i -= r;
             r = row.replicas_before[l];
             l = row.cut[l];
         }
-        return result;
+        return Partition{bottleneck_ms, PlacedPlan(in_, std::move(end_layer), std::move(devices))};
     }
 
   private:
@@ -99,6 +99,7 @@ class Table {
         std::vector<std::int64_t> replicas_before(L_ + 1);  // as wide as the times
         for (int r = 1; j + r <= V_; ++r) {
             if (!intervals_.ring(j, r).connected) break;
+            control_.check();
             if (!best_before(x, j, r, before, replicas_before)) continue;
             Row row = best_cuts(x, j, r, before, replicas_before);
             if (row.alive()) levels_.back()[index(j + r, r)] = std::move(row);
@@ -199,6 +200,7 @@ class Table {
     const Instance& in_;
     const int L_, V_;
     const double limit_ms_;
+    Control& control_;
     const IntervalTable intervals_;
     std::vector<ChannelTable> channels_;                               // [j]
     mutable std::vector<std::vector<std::vector<double>>> channel_ms_;  // [j][(r', r)][l], as needed
@@ -209,14 +211,13 @@ class Table {
 
 }  // namespace
 
-std::vector<Partition> partition(const Instance& input, int max_stages, double limit_ms,
-                                 int num_threads) {
-    Table table(input, limit_ms);
-    if (input.num_devices < kWorthThreads) num_threads = 1;
+std::vector<Partition> partition(const Instance& instance, int max_stages, double limit_ms,
+                                 Pool& pool, Control& control) {
+    Table table(instance, limit_ms, control);
     std::vector<Partition> result;
     for (int x = 1; x <= max_stages; ++x) {
-        table.add_level(num_threads);
-        result.push_back(table.best(x));
+        table.add_level(pool);
+        if (std::optional<Partition> best = table.best(x)) result.push_back(std::move(*best));
     }
     return result;
 }

@@ -1,13 +1,13 @@
 // The fixed-plan bound, from the last stage to the first (bound.hpp). O(S).
 #include "bound.hpp"
-#include "kernels.hpp"
+#include "pipeline.hpp"
 
 namespace pipeplan {
 
-double plan_bound(const PipelineCosts& costs, const double* all_reduce_ms, const int* caps) {
+double plan_bound(const CostsView& costs, const int* caps) {
     const double M = costs.num_microbatches;
     const auto stage = [&](int n) {
-        return StageCosts{costs.forward_ms[n], costs.backward_ms[n], all_reduce_ms[n]};
+        return StageCosts{costs.forward_ms[n], costs.backward_ms[n], costs.all_reduce_ms[n]};
     };
     Suffix suffix = last_stage(stage(costs.num_stages - 1), M);
     for (int n = costs.num_stages - 2; n >= 0; --n) {

@@ -50,20 +50,16 @@ class OrderTopology {
 
 }  // namespace
 
-Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int capacity,
-                         double limit_ms, int num_best, int num_threads) {
+Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes,
+                         const DpLimits& limits, Pool& pool, Control& control) {
     OrderTopology topology(instance, sizes);
-    SuffixDp<OrderTopology> dp(instance, topology,
-                               {capacity, Overflow::kDrop, limit_ms, num_best, num_threads});
+    SuffixDp<OrderTopology> dp(instance, topology, limits, Overflow::kDrop, pool, control);
     const DpResult found = dp.run();
     Candidates result{found.least_ms, {}};
     for (const std::vector<PlacedStage>& stages : found.best) {
-        PlacedPlan plan;
-        for (const PlacedStage& stage : stages) {
-            plan.end_layer.push_back(stage.end_layer);
-            plan.devices.push_back(topology.devices(stage));
-        }
-        result.plans.push_back(std::move(plan));
+        std::vector<std::vector<int>> devices;
+        for (const PlacedStage& stage : stages) devices.push_back(topology.devices(stage));
+        result.plans.emplace_back(instance, end_layers(stages), std::move(devices));
     }
     return result;
 }

@@ -5,6 +5,7 @@
 // eight equal devices.
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 #include "suffix_dp.hpp"
@@ -15,9 +16,10 @@ namespace {
 class SetTopology {
   public:
     SetTopology(const Instance& in, const std::vector<int>& class_of) : in_(in) {
-        const int num_classes = *std::max_element(class_of.begin(), class_of.end()) + 1;
-        members_.resize(num_classes);
+        members_.resize(*std::max_element(class_of.begin(), class_of.end()) + 1);
         for (int u = 0; u < in.num_devices; ++u) members_[class_of[u]].push_back(u);
+        if (encode_limit() > kMaxSets)
+            throw std::invalid_argument("instance: has too many different sets of devices");
         list_sets();
         tabulate();
     }
@@ -49,6 +51,8 @@ class SetTopology {
     }
 
   private:
+    static constexpr std::size_t kMaxSets = 2048;  // tables of pairs take 80 bytes a pair
+
     using Counts = std::vector<int>;
 
     std::size_t pair(int a, int b) const { return static_cast<std::size_t>(a) * sets_.size() + b; }
@@ -100,7 +104,8 @@ class SetTopology {
 
     std::size_t encode_limit() const {
         std::size_t limit = 1;
-        for (const std::vector<int>& members : members_) limit *= members.size() + 1;
+        for (const std::vector<int>& members : members_)
+            if ((limit *= members.size() + 1) > kMaxSets) break;  // far from overflowing
         return limit;
     }
     std::size_t encode(const Counts& counts) const {
@@ -136,9 +141,8 @@ class SetTopology {
             for (std::size_t d = 0; d < counts.size(); ++d) {
                 if (!counts[d] || (c == d && counts[c] < 2)) continue;
                 const auto [u, v] = representatives(c, d);
-                const std::size_t at = static_cast<std::size_t>(u) * in_.num_devices + v;
-                slowest = std::min(slowest, in_.bytes_per_ms[at]);
-                latency_ms = std::max(latency_ms, in_.latency_ms[at]);
+                slowest = std::min(slowest, in_.bytes_per_ms[in_.at(u, v)]);
+                latency_ms = std::max(latency_ms, in_.latency_ms[in_.at(u, v)]);
             }
         }
         return {k, speed, make_ring(in_, k, slowest, latency_ms)};
@@ -153,21 +157,35 @@ class SetTopology {
     std::vector<LinkSet> links_;             // [set][set], disjoint ones
 };
 
+// Devices of one class can really be exchanged, and classes are numbered without gaps.
+void require_classes(const Instance& in, const std::vector<int>& class_of) {
+    const std::vector<int> coarsest = device_classes(in);
+    if (class_of.size() != coarsest.size())
+        throw std::invalid_argument("class_of: one class for each device");
+    std::vector<int> coarsest_of(class_of.size(), -1);  // by the given class
+    for (std::size_t u = 0; u < class_of.size(); ++u) {
+        const int c = class_of[u];
+        if (c < 0 || c >= in.num_devices) throw std::invalid_argument("class_of: out of range");
+        if (coarsest_of[c] < 0) coarsest_of[c] = coarsest[u];
+        if (coarsest_of[c] != coarsest[u])
+            throw std::invalid_argument("class_of: devices of a class cannot be exchanged");
+    }
+    const int num_classes = *std::max_element(class_of.begin(), class_of.end()) + 1;
+    if (std::count(coarsest_of.begin(), coarsest_of.begin() + num_classes, -1) > 0)
+        throw std::invalid_argument("class_of: a class has no device");
+}
+
 }  // namespace
 
-Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of, int capacity,
-                        double limit_ms, int num_best, int num_threads) {
+Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
+                        const DpLimits& limits, Pool& pool, Control& control) {
+    require_classes(instance, class_of);
     SetTopology topology(instance, class_of);
-    SuffixDp<SetTopology> dp(instance, topology,
-                             {capacity, Overflow::kMerge, limit_ms, num_best, num_threads});
+    SuffixDp<SetTopology> dp(instance, topology, limits, Overflow::kMerge, pool, control);
     const DpResult found = dp.run();
     Candidates result{found.least_ms, {}};
-    for (const std::vector<PlacedStage>& stages : found.best) {
-        PlacedPlan plan;
-        for (const PlacedStage& stage : stages) plan.end_layer.push_back(stage.end_layer);
-        plan.devices = topology.devices(stages);
-        result.plans.push_back(std::move(plan));
-    }
+    for (const std::vector<PlacedStage>& stages : found.best)
+        result.plans.emplace_back(instance, end_layers(stages), topology.devices(stages));
     return result;
 }
 

@@ -15,23 +15,30 @@
 namespace pipeplan {
 namespace {
 
-constexpr int kMaxLevels = 48;
+// A group of neighbouring rates. The graph of links is looked at with the slowest of them, which
+// gives it the most links, and what is possible there is valued at the fastest. So a bound from it
+// is never above the one that all rates give.
+struct Level {
+    double slowest, fastest;
+};
 
-// Rates at which to look at the graph, falling; each stands for all rates down to the next one.
-std::vector<double> levels_of(std::vector<double> rates) {
+// All rates above zero in groups, fastest first; one rate a group where there are few.
+std::vector<Level> levels_of(std::vector<double> rates, int max_levels) {
     std::sort(rates.begin(), rates.end(), std::greater<double>());
     rates.erase(std::unique(rates.begin(), rates.end()), rates.end());
     while (!rates.empty() && !(rates.back() > 0)) rates.pop_back();
-    if (static_cast<int>(rates.size()) <= kMaxLevels) return rates;
-    std::vector<double> levels;
-    for (int k = 0; k < kMaxLevels; ++k) levels.push_back(rates[k * rates.size() / kMaxLevels]);
+    const std::size_t size = rates.size(), num = std::min<std::size_t>(size, max_levels);
+    std::vector<Level> levels;
+    for (std::size_t k = 0; k < num; ++k)
+        levels.push_back({rates[(k + 1) * size / num - 1], rates[k * size / num]});
     return levels;
 }
 
 class RelaxedTopology {
   public:
-    RelaxedTopology(const Instance& in, const std::vector<int>& buckets)
-        : in_(in), V_(in.num_devices), largest_(buckets), speeds_(in.speed, in.speed + V_) {
+    RelaxedTopology(const Instance& in, const std::vector<int>& buckets, int max_levels,
+                    Control& control)
+        : in_(in), control_(control), max_levels_(max_levels), V_(in.num_devices), largest_(buckets), speeds_(in.speed) {
         for (std::size_t k = 0; k < buckets.size(); ++k)
             smallest_.push_back(k ? buckets[k - 1] + 1 : 1);
         std::sort(speeds_.begin(), speeds_.end(), std::greater<double>());
@@ -80,9 +87,10 @@ class RelaxedTopology {
         const std::vector<double> rate = rates([](double a, double b) { return std::min(a, b); });
         std::vector<double> fastest(V_ + 1, 0.0);  // by the size of the set
         int reached = 1;
-        for (double level : levels_of(rate)) {
-            const int core = degeneracy(rate, level);
-            for (; reached <= core; ++reached) fastest[reached + 1] = level;
+        for (const Level& level : levels_of(rate, max_levels_)) {
+            const int core = degeneracy(rate, level.slowest);
+            for (; reached <= core; ++reached) fastest[reached + 1] = level.fastest;
+            if (reached >= V_) break;
         }
         for (std::size_t k = 0; k < largest_.size(); ++k) {
             const int r = smallest_[k];
@@ -92,6 +100,7 @@ class RelaxedTopology {
 
     // The largest k for which the graph of links at least as fast as `level` has a k-core.
     int degeneracy(const std::vector<double>& rate, double level) const {
+        control_.check();
         std::vector<int> degree(V_, 0);
         std::vector<std::uint8_t> removed(V_, 0);
         for (int u = 0; u < V_; ++u)
@@ -115,8 +124,9 @@ class RelaxedTopology {
         const int K = num_options();
         links_.resize(static_cast<std::size_t>(K) * K);
         std::vector<double> fastest(links_.size(), 0.0);
-        for (double level : levels_of(rate)) {
-            for (const std::vector<int>& at_least : components(rate, level)) {
+        for (const Level& level : levels_of(rate, max_levels_)) {
+            control_.check();
+            for (const std::vector<int>& at_least : components(rate, level.slowest)) {
                 // at_least[d]: how many devices of the component have d or more links.
                 const int size = at_least[0];
                 for (int a = 0; a < K && smallest_[a] < size; ++a) {
@@ -124,7 +134,7 @@ class RelaxedTopology {
                         double& best = fastest[static_cast<std::size_t>(a) * K + b];
                         if (best == 0.0 && at_least[smallest_[b]] >= smallest_[a] &&
                             at_least[smallest_[a]] >= smallest_[b])
-                            best = level;
+                            best = level.fastest;
                     }
                 }
             }
@@ -158,6 +168,8 @@ class RelaxedTopology {
     }
 
     const Instance& in_;
+    Control& control_;
+    const int max_levels_;
     const int V_;
     const std::vector<int> largest_;
     std::vector<int> smallest_;
@@ -170,11 +182,10 @@ class RelaxedTopology {
 
 }  // namespace
 
-double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int capacity,
-                     double limit_ms, int num_threads) {
-    RelaxedTopology topology(instance, buckets);
-    SuffixDp<RelaxedTopology> dp(instance, topology,
-                                       {capacity, Overflow::kMerge, limit_ms, 0, num_threads});
+double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
+                     const DpLimits& limits, Pool& pool, Control& control) {
+    RelaxedTopology topology(instance, buckets, max_levels, control);
+    SuffixDp<RelaxedTopology> dp(instance, topology, limits, Overflow::kMerge, pool, control);
     return dp.run().least_ms;
 }
 

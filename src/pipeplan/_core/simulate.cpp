@@ -9,7 +9,7 @@
 #include <queue>
 #include <vector>
 
-#include "kernels.hpp"
+#include "pipeline.hpp"
 
 namespace pipeplan {
 namespace {
@@ -39,8 +39,8 @@ struct Lane {
 
 class Run {
   public:
-    Run(const PipelineCosts& costs, Trace& trace)
-        : costs_(costs), trace_(trace), S_(costs.num_stages), M_(costs.num_microbatches),
+    Run(const CostsView& costs, Trace& trace, Control& control)
+        : costs_(costs), trace_(trace), control_(control), S_(costs.num_stages), M_(costs.num_microbatches),
           stages_(S_), lanes_(2 * std::max(S_ - 1, 0)),
           has_forward_input_(static_cast<std::size_t>(S_) * M_, 0),
           has_backward_input_(static_cast<std::size_t>(S_) * M_, 0) {
@@ -60,7 +60,8 @@ class Run {
         std::vector<int> channels, starters(S_);
         for (int n = 0; n < S_; ++n) starters[n] = n;
         start_stages(starters, choose);
-        while (!ends_.empty()) {
+        for (long instant = 1; !ends_.empty(); ++instant) {
+            if (instant % kInstantsBetweenChecks == 0) control_.check_without_deadline();
             now_ms_ = ends_.top().ms;
             while (!ends_.empty() && ends_.top().ms <= now_ms_ + kSameInstantMs) {
                 channels.clear();
@@ -86,6 +87,8 @@ class Run {
     }
 
   private:
+    static constexpr long kInstantsBetweenChecks = 8192;
+
     void take_end(const End& end, std::vector<int>& channels, std::vector<int>& starters) {
         if (end.resource < S_) {
             const int n = end.resource;
@@ -176,8 +179,9 @@ class Run {
         return trace_.sent[static_cast<std::size_t>(lane_index) * M_ + position];
     }
 
-    const PipelineCosts& costs_;
+    const CostsView& costs_;
     Trace& trace_;
+    Control& control_;
     const int S_, M_;
     double now_ms_ = 0.0;
     std::vector<Stage> stages_;
@@ -190,10 +194,10 @@ class Run {
 
 }  // namespace
 
-Trace run_schedule(const PipelineCosts& costs, const Code* codes) {
+Trace run_schedule(const CostsView& costs, const Code* codes, Control& control) {
     Trace trace;
     const int num_blocks = 2 * costs.num_microbatches;
-    Run run(costs, trace);
+    Run run(costs, trace, control);
     run([=](int n, const Stage& stage, const Run& state, Code& code) {
         const int position = stage.forwards_begun + stage.backwards_begun;
         if (position == num_blocks) return false;
@@ -203,10 +207,10 @@ Trace run_schedule(const PipelineCosts& costs, const Code* codes) {
     return trace;
 }
 
-Trace run_list(const PipelineCosts& costs, Preference preference, const int* caps) {
+Trace run_list(const CostsView& costs, Preference preference, const int* caps, Control& control) {
     Trace trace;
     const int S = costs.num_stages, M = costs.num_microbatches;
-    Run run(costs, trace);
+    Run run(costs, trace, control);
     run([=](int n, const Stage& stage, const Run& state, Code& code) {
         const int i = stage.backwards_begun, j = stage.forwards_begun;
         const bool backward_ready = i < M && state.ready(n, -1 - i);
@@ -221,7 +225,7 @@ Trace run_list(const PipelineCosts& costs, Preference preference, const int* cap
     return trace;
 }
 
-Trace run_rule(const PipelineCosts& costs, int rule) {
+Trace run_rule(const CostsView& costs, int rule, Control& control) {
     const int S = costs.num_stages, M = costs.num_microbatches;
     std::vector<int> caps(S, M);
     const auto leave_room = [&](int per_stage_behind) {
@@ -236,22 +240,22 @@ Trace run_rule(const PipelineCosts& costs, int rule) {
                 if (caps[n] + m < M) codes.push_back(caps[n] + m);
             }
         }
-        return run_schedule(costs, codes.data());
+        return run_schedule(costs, codes.data(), control);
     };
     switch (rule) {
-        case 0: return run_list(costs, Preference::kUnitPipeline, caps.data());
+        case 0: return run_list(costs, Preference::kUnitPipeline, caps.data(), control);
         case 1: leave_room(1); return run_warm_up();
         case 2: leave_room(2); return run_warm_up();
-        case 3: return run_list(costs, Preference::kBackward, caps.data());
-        case 4: leave_room(4); return run_list(costs, Preference::kForward, caps.data());
-        default: leave_room(2); return run_list(costs, Preference::kForward, caps.data());
+        case 3: return run_list(costs, Preference::kBackward, caps.data(), control);
+        case 4: leave_room(4); return run_list(costs, Preference::kForward, caps.data(), control);
+        default: leave_room(2); return run_list(costs, Preference::kForward, caps.data(), control);
     }
 }
 
-double iteration_ms(const Trace& trace, const double* all_reduce_ms, int num_stages) {
+double iteration_ms(const Trace& trace, const CostsView& costs) {
     double latest = 0.0;
-    for (int n = 0; n < num_stages; ++n)
-        latest = std::max(latest, trace.stage_end_ms[n] + all_reduce_ms[n]);
+    for (int n = 0; n < costs.num_stages; ++n)
+        latest = std::max(latest, trace.stage_end_ms[n] + costs.all_reduce_ms[n]);
     return latest;
 }
 

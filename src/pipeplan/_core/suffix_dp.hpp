@@ -22,7 +22,7 @@
 // (node, option), each times the size of a front.
 #pragma once
 #include <algorithm>
-#include <thread>
+#include <memory>
 #include <vector>
 
 #include "front.hpp"
@@ -43,18 +43,16 @@ struct LinkPair {
     const LinkSet* backward;
 };
 
-struct DpSettings {
-    int capacity;        // points kept in a front
-    Overflow overflow;
-    double limit_ms;
-    int num_best;        // how many results to trace back
-    int num_threads;
-};
-
 struct PlacedStage {
     int first_layer, end_layer;
     int node, option;  // the option put in front of the node
 };
+
+inline std::vector<int> end_layers(const std::vector<PlacedStage>& stages) {
+    std::vector<int> ends;
+    for (const PlacedStage& stage : stages) ends.push_back(stage.end_layer);
+    return ends;
+}
 
 struct DpResult {
     double least_ms;  // the least bound of all plans, at most limit_ms
@@ -64,40 +62,31 @@ struct DpResult {
 template <class Topology>
 class SuffixDp {
   public:
-    SuffixDp(const Instance& in, Topology& topology, const DpSettings& settings)
-        : in_(in), topology_(topology), settings_(settings), L_(in.num_layers),
-          M_(in.num_microbatches), limit_ms_(settings.limit_ms * (1 + 1e-9)), forward_(L_ + 1, 0.0),
-          backward_(L_ + 1, 0.0), parameters_(L_ + 1, 0.0),
-          rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {
-        for (int l = 0; l < L_; ++l) {
-            forward_[l + 1] = forward_[l] + in.forward_ms[l];
-            backward_[l + 1] = backward_[l] + in.backward_ms[l];
-            parameters_[l + 1] = parameters_[l] + in.parameter_bytes[l];
-        }
-    }
+    SuffixDp(const Instance& in, Topology& topology, const DpLimits& limits, Overflow overflow,
+             Pool& pool, Control& control)
+        : in_(in), topology_(topology), limits_(limits), overflow_(overflow), pool_(pool),
+          control_(control), L_(in.num_layers), M_(in.num_microbatches),
+          limit_ms_(limits.limit_ms * (1 + 1e-9)), forward_(in.forward_sum),
+          backward_(in.backward_sum), parameters_(in.parameter_sum),
+          rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {}
 
     DpResult run() {
+        std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
+        work[0] = std::make_unique<Work>(L_);
         for (int node = 0; node < topology_.num_nodes(); ++node) {
             topology_.enter(node);
             std::vector<int> options;
             for (int option = 0; option < topology_.num_options(); ++option)
                 if (topology_.attach(node, option) >= 0) options.push_back(option);
             // Different options in front of one node fill different rows.
-            const int threads = options.size() >= 16 ? settings_.num_threads : 1;
-            if (threads == 1) {
-                Work work(L_);
-                for (int option : options) fill_row(node, option, work);
+            if (static_cast<int>(options.size()) < kWorthThreads) {
+                for (int option : options) fill_row(node, option, *work[0]);
                 continue;
             }
-            std::vector<std::thread> pool;
-            for (int t = 0; t < threads; ++t) {
-                pool.emplace_back([&, t] {
-                    Work work(L_);
-                    for (std::size_t k = t; k < options.size(); k += threads)
-                        fill_row(node, options[k], work);
-                });
-            }
-            for (std::thread& thread : pool) thread.join();
+            pool_.run(static_cast<int>(options.size()), [&](int k, int worker) {
+                if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
+                fill_row(node, options[k], *work[worker]);
+            });
         }
         return collect();
     }
@@ -116,6 +105,9 @@ class SuffixDp {
         std::vector<Front<Beyond>> behind;  // by the cut: what lies behind the channel
         std::vector<Front<Suffix>> fronts;  // by the first layer
     };
+
+    static constexpr int kLayersBetweenChecks = 16;
+    static constexpr int kWorthThreads = 16;  // options from which waking threads pays
 
     Row& row(int node, int option) {
         return rows_[static_cast<std::size_t>(node) * topology_.num_options() + option];
@@ -137,6 +129,7 @@ class SuffixDp {
         for (int l = 0; l < L_; ++l) {
             Front<Suffix>& front = work.fronts[l];
             front.clear();
+            if (l % kLayersBetweenChecks == 0) control_.check();
             // The layers before l still have to run in front, at best on all devices there.
             double head_forward = 0.0, head_work = 0.0;
             if (l > 0) {
@@ -149,7 +142,7 @@ class SuffixDp {
                 if (value.last_backward + head_work > limit_ms_ ||
                     value.last_reduce + head_forward > limit_ms_)
                     return;
-                front.insert(value, origin, settings_.capacity, settings_.overflow);
+                front.insert(value, origin, limits_.capacity, overflow_);
             };
             for (int cut = l + 1; cut <= L_; ++cut) {
                 const StageCosts stage{
@@ -159,7 +152,7 @@ class SuffixDp {
                     limit_ms_)
                     break;  // it only grows with the cut
                 if (cut == L_) {
-                    if (may_end) keep(last_stage(stage, M_), {static_cast<std::int16_t>(L_), -1, -1});
+                    if (may_end) keep(last_stage(stage, M_), {L_, -1, -1});
                     break;
                 }
                 const Front<Beyond>& behind = work.behind[cut];
@@ -187,6 +180,7 @@ class SuffixDp {
         for (int next = 0; next < topology_.num_options(); ++next) {
             const Row& rest = row(node, next);
             if (!rest.alive()) continue;
+            control_.check();
             const LinkPair links = topology_.links(node, option, next);
             if (!links.forward->connected()) continue;
             const double part = 1.0 / (static_cast<double>(set.num_devices) *
@@ -206,11 +200,10 @@ class SuffixDp {
                     if (value.busy + head_work > limit_ms_ ||
                         value.last_reduce + head_forward > limit_ms_)
                         continue;
-                    const Origin origin{static_cast<std::int16_t>(cut),
-                                        static_cast<std::int16_t>(next),
+                    const Origin origin{cut, static_cast<std::int16_t>(next),
                                         static_cast<std::int16_t>(k - rest.begin[cut])};
-                    work.behind[cut].insert(value, origin, settings_.capacity,
-                                            settings_.overflow);
+                    work.behind[cut].insert(value, origin, limits_.capacity,
+                                            overflow_);
                     any = true;
                 }
             }
@@ -234,9 +227,9 @@ class SuffixDp {
         }
         std::stable_sort(ends.begin(), ends.end(),
                          [](const End& a, const End& b) { return a.ms < b.ms; });
-        DpResult result{settings_.limit_ms, {}};
+        DpResult result{limits_.limit_ms, {}};
         if (!ends.empty()) result.least_ms = std::min(result.least_ms, ends[0].ms);
-        for (std::size_t k = 0; k < ends.size() && static_cast<int>(k) < settings_.num_best; ++k)
+        for (std::size_t k = 0; k < ends.size() && static_cast<int>(k) < limits_.num_best; ++k)
             result.best.push_back(trace_back(ends[k].node, ends[k].option, ends[k].index));
         return result;
     }
@@ -257,11 +250,14 @@ class SuffixDp {
 
     const Instance& in_;
     Topology& topology_;
-    const DpSettings settings_;
+    const DpLimits limits_;
+    const Overflow overflow_;
+    Pool& pool_;
+    Control& control_;
     const int L_;
     const double M_;
     const double limit_ms_;
-    std::vector<double> forward_, backward_, parameters_;  // prefix sums
+    const std::vector<double>&forward_, &backward_, &parameters_;  // prefix sums
     std::vector<Row> rows_;                                // [node][option]
 };
 

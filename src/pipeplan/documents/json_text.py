@@ -103,9 +103,8 @@ def _find_schedule(data: bytes) -> tuple[int, int] | None:
             depth += 1
         elif text in (b"]", b"}"):
             depth -= 1
-        elif depth == 1 and text == b'"schedule"':
-            found = SCHEDULE.match(data, token.end())
-            return found.span(1) if found else None
+        elif depth == 1 and text == b'"schedule"' and (end := SCHEDULE.match(data, token.end())):
+            return end.span(1)
     return None
 
 

@@ -7,11 +7,19 @@ from typing import Any
 __all__ = ["excerpt", "nearest", "printable"]
 
 
+MAX_NAMES = 40
+"""How many known names a message lists."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to add to "... is not known": the nearest known name, or all of them."""
     names = list(known)
     close = get_close_matches(name[:64], names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
+    if close:
+        return f"; did you mean {excerpt(close[0])}?"
+    listed = [n if n.isprintable() and len(n) <= 60 else excerpt(n) for n in names[:MAX_NAMES]]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"; known are {', '.join(listed)}{more}"
 
 
 def excerpt(value: Any) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeplan import _core
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
@@ -160,6 +161,13 @@ def attempt(
             _require_runnable(problem, draft, planner)
     except InfeasibleError as error:
         return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, reason=str(error))
+    except _core.DeadlineError:
+        reason = f"the time limit of {problem.time_limit_s:g} s passed before there was a plan"
+        return Attempt(
+            planner=planner,
+            planning_s=time.perf_counter() - began_s,
+            reason=f"{reason}; allow more time or use planner 'best'",
+        )
     except SearchInterrupted as stop:
         raise PlanningInterrupted(_finish(problem, planner, schedule, rules, stop.draft)) from None
     plan = _finish(problem, planner, schedule, rules, draft)

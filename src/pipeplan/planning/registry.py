@@ -6,17 +6,12 @@ from pipeplan.errors import InputError
 from pipeplan.planning.baselines import BASELINES
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.exact import plan_exact
+from pipeplan.planning.planner.settings import published_starts
 from pipeplan.planning.planner.spp import plan_spp
 from pipeplan.planning.problem import Draft, Planner, Problem
 from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
 __all__ = ["PLANNERS", "choose_planners", "find_planner", "planner_names"]
-
-STARTS_UPTO = {16: tuple(BASELINES), 64: ("data-parallel", "gpipe", "1f1b", "grid")}
-"""Up to how many devices `best` starts from which published plans: those that take little time."""
-STARTS_BEYOND = ("data-parallel", "1f1b")
-MAX_START_LAYERS = 128
-"""Most of the published recursions take the square of the layers or more."""
 
 SLOW = "exact"
 """Takes minutes where the others take milliseconds, so it runs only when it is asked for."""
@@ -24,11 +19,9 @@ SLOW = "exact"
 
 def plan_best_of_all(problem: Problem) -> Draft:
     """`best` with the published planners' complete plans among its starting points."""
-    num_devices = problem.cluster.num_devices
-    names: tuple[str, ...] = STARTS_BEYOND
-    if problem.model.num_layers <= MAX_START_LAYERS:
-        names = next((names for most, names in STARTS_UPTO.items() if num_devices <= most), names)
-    return plan_best(problem, (BASELINES[name](problem) for name in names))
+    names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
+    starts = BASELINES if names is None else names
+    return plan_best(problem, (BASELINES[name](problem) for name in starts))
 
 
 PLANNERS: dict[str, Planner] = {

@@ -16,7 +16,7 @@ from the best time so far and drops what cannot beat it:
 
 Every plan is simulated under a portfolio of schedules before it counts. Never slower than
 any of its starting points. The same input, seed and effort give the same plan whatever the number
-of threads; only a time limit can change that.
+of threads; only a time limit can change that. `settings` says how much of each step is done.
 """
 
 import time
@@ -27,29 +27,23 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
-from pipeplan.planning.planner.device_classes import device_classes, num_set_triples
+from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.incumbent import Incumbent, placed_stages
+from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.partition import best_partitions
+from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 
 __all__ = ["plan_best"]
 
 OPTIMAL_WITHIN = 1e-9
-NUM_CANDIDATES = 10
-NUM_STARTS = 4
-FINER_ORDERS = 2
-"""How many orders of more than 8 devices are planned on with more replica counts."""
-MAX_RELAXED_DEVICES = 128
-"""Beyond this the relaxed bound takes longer than planning; the work bound stands."""
-MAX_CLASSES = 24
-"""Devices up to which classes of equal ones are looked for."""
-MAX_SET_TRIPLES, MAX_SET_STEPS = 300_000, 64e6
-"""How many triples of sets, and of these times layers, planning on sets is worth its time for: up
-to nine devices that all differ, or two hosts of eight equal ones."""
+SET_CAPACITY = 16
+"""Points in a front of planning on sets: as many as there may be, since it proves the bound."""
+MAX_SEED = 2**64
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
@@ -61,11 +55,13 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
     search.offer_simple_plans()
     try:
         search.plan_on_orders()
-        if search.plans_on_sets:  # what a better time rules out there is worth more than it costs
-            search.improve(search.budget / 4, rounds=1)
+        if search.plans_on_sets:  # a better plan prunes more than this short search costs
+            search.improve(search.settings.budget / 4, rounds=1)
         search.prove()
         search.offer_all(starts)
-        search.improve(search.budget, rounds=max(1, round(problem.effort)))
+        search.improve(search.settings.budget, rounds=max(1, round(problem.effort)))
+    except _core.DeadlineError:
+        pass
     except KeyboardInterrupt:
         draft = search.draft()
         raise SearchInterrupted(
@@ -82,27 +78,18 @@ class _Search:
         self.cost = problem.cost
         self.num_devices = len(problem.cost.speed_D)
         self.num_layers = len(problem.cost.forward_ms_L)
-        self.incumbent = Incumbent(problem.cost, problem.num_microbatches)
+        self.settings = settings.settings_for(self.num_devices)
+        self.instance = problem.cost.kernel_instance(problem.num_microbatches)
+        self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
-        self.orders = device_orders(problem.cost)
-        # Without the cuts that never pay nothing is lost; with fewer still, only planning on
-        # orders has to do.
-        self.lossless = coarsen(problem.cost, self.num_layers)
-        self.coarse = coarsen(problem.cost, 256 if self.num_devices <= 64 else 64)
-        self.classes = device_classes(problem.cost) if self.num_devices <= MAX_CLASSES else None
+        self.orders = device_orders(problem.cost, by_cuts=self.settings.orders_by_cuts)
+        self.classes = (
+            _core.device_classes(self.instance)
+            if self.num_devices <= settings.MAX_CLASS_DEVICES
+            else None
+        )
         self._num_searches = 0
-
-    @property
-    def budget(self) -> float:
-        """What each start of the local search may spend, about a nanosecond a unit.
-
-        Grows with the cluster, so that planning stays within the time that people wait.
-        """
-        for devices, budget in ((8, 6e6), (16, 10e6), (64, 25e6), (256, 100e6)):
-            if self.num_devices <= devices:
-                return budget * min(1.0, self.problem.effort)
-        return 150e6 * min(1.0, self.problem.effort)
 
     @property
     def plans_on_sets(self) -> bool:
@@ -110,8 +97,8 @@ class _Search:
         if self.classes is None:
             return False
         triples = num_set_triples(self.classes)
-        steps = triples * len(self.lossless.end_layer)
-        return triples <= MAX_SET_TRIPLES and steps <= MAX_SET_STEPS
+        steps = triples * self.num_layers
+        return triples <= settings.MAX_SET_TRIPLES and steps <= settings.MAX_SET_STEPS
 
     @property
     def is_optimal(self) -> bool:
@@ -141,55 +128,43 @@ class _Search:
 
     def plan_on_orders(self) -> None:
         """The recursion on every order: powers of two first, then finer on the best orders."""
-        powers, all_sizes = _powers_of_two(self.num_devices), range(1, self.num_devices + 1)
-        cascade: list[tuple[Sequence[int], int]] = [(powers, 1)]
-        if self.num_devices <= 32:
-            cascade += [(powers, 4), (_coarse_sizes(self.num_devices), 4), (all_sizes, 8)]
-        elif self.num_devices <= 64:
-            halfway = [
-                size + size // 2 for size in powers[1:] if size + size // 2 < self.num_devices
-            ]
-            cascade += [(powers, 2), (sorted(powers + halfway), 3)]
-        else:
-            cascade += [(_coarse_sizes(self.num_devices // 4), 2)]
-        # Reversed orders come last; on large clusters they are not worth their time.
-        most = 4 if self.num_devices <= 256 else FINER_ORDERS
-        orders = self.orders if self.num_devices <= 32 else self.orders[:most]
-        for sizes, capacity in cascade:
+        coarse = coarsen(self.cost, self.settings.max_layers)
+        instance = coarse.cost.kernel_instance(self.problem.num_microbatches)
+        orders: Sequence[tuple[int, ...]] = self.orders
+        for step in self.settings.steps:
+            sizes = settings.replica_counts(step.sizes, self.num_devices)
             least_ms = {}
-            for order in orders:
+            for order in orders[: int(min(step.num_orders, len(orders)))]:
                 if self.is_late or self.is_optimal:
                     return
                 self.problem.report(f"planning with {len(sizes)} replica counts")
                 least_ms[order], plans = _core.plan_on_order(
-                    self.coarse.cost.kernel_instance(self.problem.num_microbatches, order),
+                    instance.on_devices(order),
                     np.array(sizes, dtype=np.int32),
-                    capacity,
+                    step.capacity,
                     self.incumbent.iteration_ms,
-                    NUM_CANDIDATES if self.num_devices <= 8 else NUM_CANDIDATES // 2,
+                    self.settings.num_candidates,
                     self.problem.num_threads,
+                    self.problem.deadline,
                 )
                 for placed in plans:
-                    mapped = [(end, [order[position] for position in at]) for end, at in placed]
-                    self.incumbent.offer(placed_stages(self.coarse.refine(mapped)))
-            if self.num_devices > 8:
-                few = len(orders) > FINER_ORDERS and self.num_devices <= 64
-                fewer = FINER_ORDERS if few or self.num_devices <= 32 else 1
-                orders = sorted(orders, key=least_ms.__getitem__)[:fewer]
-        self.offer_partitions()
+                    self.incumbent.offer(
+                        placed_stages(placed, order=order, end_layer=coarse.end_layer)
+                    )
+            orders = sorted(least_ms, key=least_ms.__getitem__)
+        if self.settings.tries_partitions:
+            self.offer_partitions()
 
     def offer_partitions(self) -> None:
         """The paper's partitions that are not ruled out by the best time so far."""
-        if self.num_devices > 64:
-            return
         for part in connected_parts(self.cost):
-            order = recursive_device_order(self.cost, part)
             for partition in best_partitions(
                 self.cost,
-                order,
+                recursive_device_order(self.cost, part, deadline=self.problem.deadline),
                 self.problem.num_microbatches,
                 limit_ms=self.incumbent.iteration_ms,
                 num_threads=self.problem.num_threads,
+                deadline=self.problem.deadline,
             ):
                 self.incumbent.offer(partition.stages)
 
@@ -204,27 +179,28 @@ class _Search:
 
     def prove(self) -> None:
         """The best lower bound that is worth its time."""
-        if self.is_optimal or self.is_late or self.num_devices > MAX_RELAXED_DEVICES:
+        if self.is_optimal or self.is_late or not self.settings.proves_relaxed:
             return
         self.problem.report("proving a lower bound")
         limit_ms = self.incumbent.iteration_ms
-        relaxed_ms = relaxed_bound_ms(
-            self.lossless.cost, self.problem.num_microbatches, limit_ms, self.problem.num_threads
+        num_threads, deadline = self.problem.num_threads, self.problem.deadline
+        self._raise_bound(
+            relaxed_bound_ms(self.instance, limit_ms, num_threads, deadline), "relaxed"
         )
-        self._raise_bound(relaxed_ms, "relaxed")
         if self.is_optimal or self.classes is None or not self.plans_on_sets:
             return
         exact_ms, plans = _core.plan_on_sets(
-            self.lossless.cost.kernel_instance(self.problem.num_microbatches),
+            self.instance,
             self.classes,
-            16,
+            SET_CAPACITY,
             limit_ms,
-            3 * NUM_CANDIDATES,
-            self.problem.num_threads,
+            settings.NUM_SET_CANDIDATES,
+            num_threads,
+            deadline,
         )
         self._raise_bound(exact_ms, "exact-sets")
         for placed in plans:
-            self.incumbent.offer(placed_stages(self.lossless.refine(placed)))
+            self.incumbent.offer(placed_stages(placed))
 
     def improve(self, budget: float, rounds: int) -> None:
         """Local search from the best different plans; later rounds go on from what it found."""
@@ -232,24 +208,25 @@ class _Search:
             if self.is_optimal or self.is_late:
                 return
             self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
-            starts = self.incumbent.pool(NUM_STARTS if self.num_devices <= 256 else 2)
             self._num_searches += 1
             found = _core.local_search(
-                self.cost.kernel_instance(self.problem.num_microbatches),
-                starts,
-                self.problem.seed * 1_000_003 + self._num_searches,
-                budget,
+                self.instance,
+                self.incumbent.pool(self.settings.num_starts),
+                (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
+                budget * min(1.0, self.problem.effort),
                 self.bound_ms,
                 self.problem.num_threads,
+                self.problem.deadline,
             )
-            for _, _, placed in found:
-                self.incumbent.offer(placed_stages(placed))
+            for iteration_ms, rule, placed in found:
+                self.incumbent.offer_found(placed, rule, iteration_ms)
 
     def draft(self) -> Draft:
         """The best plan with its certificate."""
-        lower_bound_ms = min(self.bound_ms, self.incumbent.iteration_ms)
+        draft = self.incumbent.draft()
+        lower_bound_ms = min(self.bound_ms, draft.iteration_ms)
         return replace(
-            self.incumbent.draft(),
+            draft,
             bound=Bound(lower_bound_ms=lower_bound_ms, scope=BoundScope.EVEN_SHARES),
             notes={"bound": self.bound_name},
         )
@@ -257,15 +234,3 @@ class _Search:
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:
             self.bound_ms, self.bound_name = bound_ms, name
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [2**k for k in range(most.bit_length()) if 2**k <= most]
-
-
-def _coarse_sizes(most: int) -> list[int]:
-    """1 to 8, then steps of about a quarter, on multiples of 4."""
-    sizes = list(range(1, 9))
-    while sizes[-1] < most:
-        sizes.append(sizes[-1] + max(2, sizes[-1] // 16 * 4))
-    return sorted({size for size in (*sizes, *_powers_of_two(most)) if size <= most})

@@ -1,11 +1,9 @@
 """Fewer, larger layers to plan with, where a model has more than planning can look at.
 
-Two steps. First what never pays to cut, provably: a layer without work and parameters may
-stand on either side of a cut at the same cost, so of the two cuts around it the one that
-sends no less in either direction is never needed. Then, down to the number of layers asked
-for, the neighbours with the least work between them, sooner where the cut between them is
-expensive. The second step can lose: what it loses is found again by local search on the layers
-as they were, and what remains shows in the gap to the bound, which is proved without merging.
+Neighbours with the least work between them are merged, sooner where the cut between them is
+expensive, down to the number of layers asked for. That can lose. Local search works on the layers
+as they were and finds most of it again. The rest shows in the gap to the bound, which is proved
+without merging.
 
 Complexity: O(L log L).
 """
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeplan.cost import CostModel, median
-from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.profile import ModelProfile, merged_layer
 
-__all__ = ["CoarseModel", "coarsen", "needless_cuts"]
+__all__ = ["CoarseModel", "coarsen"]
 
 EXPENSIVE_CUT = 0.5
 """How much a cut with the median number of bytes counts, in groups of average work."""
@@ -31,25 +29,17 @@ class CoarseModel:
     end_layer: tuple[int, ...]
     """For each coarse layer one past the last layer that it holds."""
 
-    def refine(self, placed: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
-        """A plan for this model, as kernels write it, as a plan for the model as it was."""
-        return [(self.end_layer[end - 1], devices) for end, devices in placed]
-
 
 def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     """The model with at most `max_layers` layers, each of which holds neighbours."""
-    num_layers = len(cost.forward_ms_L)
-    needless = needless_cuts(cost)
-    ends = [cut for cut in range(1, num_layers) if cut not in needless]
-    ends.append(num_layers)
-    if len(ends) > max_layers:
-        ends = _merge_cheapest(cost, ends, max_layers)
-    if len(ends) == num_layers:
+    ends = list(range(1, len(cost.forward_ms_L) + 1))
+    if len(ends) <= max_layers:
         return CoarseModel(cost=cost, end_layer=tuple(ends))
+    ends = _merge_cheapest(cost, ends, max_layers)
     layers = cost.model.layers
     merged = tuple(
-        LayerProfile(
-            name=f"{first}-{end}",
+        merged_layer(
+            f"{first}-{end}",
             forward_ms=float(cost.forward_ms_L[first:end].sum()),
             backward_ms=float(cost.backward_ms_L[first:end].sum()),
             output_bytes=layers[end - 1].output_bytes,
@@ -68,32 +58,6 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     return CoarseModel(
         cost=CostModel(model, cost.cluster, max_replicas=cost.max_replicas), end_layer=tuple(ends)
     )
-
-
-def needless_cuts(cost: CostModel) -> set[int]:
-    """The cuts (before layer c) that another cut of the same stage costs makes needless."""
-    free = (cost.forward_ms_L == 0) & (cost.backward_ms_L == 0) & (cost.parameter_bytes_L == 0)
-    num_layers = len(free)
-    needless: set[int] = set()
-    first = 1
-    while first < num_layers:
-        # Cuts first..last are equal but for what they send: only free layers lie between them.
-        last = first
-        while last < num_layers - 1 and free[last]:
-            last += 1
-        kept: list[int] = []
-        for cut in range(first, last + 1):
-            sends = (cost.output_bytes_L[cut - 1], cost.gradient_bytes_L[cut - 1])
-            if any(
-                cost.output_bytes_L[other - 1] <= sends[0]
-                and cost.gradient_bytes_L[other - 1] <= sends[1]
-                for other in kept
-            ):
-                needless.add(cut)
-            else:
-                kept.append(cut)
-        first = last + 1
-    return needless
 
 
 def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:

@@ -20,7 +20,9 @@ from pipeplan.cost import CostModel
 __all__ = ["connected_parts", "recursive_device_order"]
 
 
-def recursive_device_order(cost: CostModel, devices: Sequence[int]) -> tuple[int, ...]:
+def recursive_device_order(
+    cost: CostModel, devices: Sequence[int], *, deadline: float = np.inf
+) -> tuple[int, ...]:
     """The order of `devices` by recursive minimum cuts of the bandwidth graph."""
     bandwidth_DD = np.where(cost.connected_DD(), cost.bytes_per_ms_DD, 0.0)
     weight_DD = bandwidth_DD + bandwidth_DD.T
@@ -32,7 +34,7 @@ def recursive_device_order(cost: CostModel, devices: Sequence[int]) -> tuple[int
         if len(part) <= 2:
             order += part
             continue
-        _, side = _core.min_cut(np.ascontiguousarray(weight_DD[np.ix_(part, part)]))
+        _, side = _core.min_cut(np.ascontiguousarray(weight_DD[np.ix_(part, part)]), deadline)
         cut_off = [device for device, cut in zip(part, side, strict=True) if cut]
         rest = [device for device, cut in zip(part, side, strict=True) if not cut]
         parts += sorted((cut_off, rest), reverse=True)

@@ -15,12 +15,12 @@ from pipeplan.planning.planner.device_order import recursive_device_order
 
 __all__ = ["device_orders"]
 
-MAX_RDO_DEVICES = 128
-"""Beyond this the minimum cuts take longer than everything else together."""
 
+def device_orders(cost: CostModel, *, by_cuts: bool = True) -> list[tuple[int, ...]]:
+    """The orders worth planning on, without those that make no difference.
 
-def device_orders(cost: CostModel) -> list[tuple[int, ...]]:
-    """The orders worth planning on, without those that make no difference."""
+    `by_cuts`: the order by minimum cuts, which takes O(D^4), among them.
+    """
     num_devices = len(cost.speed_D)
     symmetric_DD = np.where(
         cost.connected_DD(), np.minimum(cost.bytes_per_ms_DD, cost.bytes_per_ms_DD.T), 0.0
@@ -32,7 +32,7 @@ def device_orders(cost: CostModel) -> list[tuple[int, ...]]:
         _linkage_order(distance_DD, average=False),
         _nearest_neighbour_order(symmetric_DD),
     ]
-    if num_devices <= MAX_RDO_DEVICES:
+    if by_cuts:
         orders.insert(0, recursive_device_order(cost, range(num_devices)))
     if len(set(cost.speed_D.tolist())) > 1:
         orders.append(tuple(np.argsort(-cost.speed_D, kind="stable").tolist()))

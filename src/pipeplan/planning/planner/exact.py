@@ -59,8 +59,12 @@ def optimal_schedule(
     *,
     upper_ms: float | None = None,
     limit: float = DETERMINISTIC_LIMIT,
+    deadline: float = math.inf,
 ) -> OptimalSchedule | None:
-    """The fastest schedule of a fixed plan; None where none is faster than `upper_ms`."""
+    """The fastest schedule of a fixed plan; None where none is faster than `upper_ms`.
+
+    The solver stops at `deadline`, on the clock of `time.monotonic`, with what it has proved.
+    """
     cp_model = _import_cp_model()
     pe = run_pe(costs, num_microbatches)
     horizon_ms = pe.iteration_ms if upper_ms is None else min(pe.iteration_ms, upper_ms)
@@ -70,6 +74,8 @@ def optimal_schedule(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = limit
+    if deadline < math.inf:
+        solver.parameters.max_time_in_seconds = max(0.001, deadline - time.monotonic())
     status = solver.solve(problem.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         if upper_ms is not None:
@@ -182,7 +188,7 @@ def plan_exact(problem: Problem) -> Draft:
         if time.monotonic() >= problem.deadline:
             lower_ms = min(lower_ms, bound_ms)  # this one and all behind it are open
             break
-        found = optimal_schedule(costs, num_microbatches)
+        found = optimal_schedule(costs, num_microbatches, deadline=problem.deadline)
         assert found is not None, "without an upper limit there is always an answer"
         lower_ms = min(lower_ms, found.lower_bound_ms)
         if found.iteration_ms < best.iteration_ms * (1 - 1e-12):
@@ -196,7 +202,7 @@ def plan_exact(problem: Problem) -> Draft:
 
 def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
     costs = problem.cost.pipeline_costs(draft.stages)
-    found = optimal_schedule(costs, problem.num_microbatches)
+    found = optimal_schedule(costs, problem.num_microbatches, deadline=problem.deadline)
     if found is None or found.iteration_ms >= draft.iteration_ms * (1 - 1e-12):
         return draft
     return replace(
@@ -208,7 +214,10 @@ def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
 
 
 def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
-    """Every way to cut the layers and to give the stages sets of devices that have paths."""
+    """Every way to cut the layers and to give the stages sets of devices that have paths.
+
+    No set is larger than `cost.max_replicas`.
+    """
     num_layers, num_devices = len(cost.forward_ms_L), len(cost.speed_D)
     for num_stages in range(1, min(num_layers, num_devices) + 1):
         for stage_of in itertools.product(range(-1, num_stages), repeat=num_devices):
@@ -216,7 +225,7 @@ def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
                 tuple(device for device, stage in enumerate(stage_of) if stage == n)
                 for n in range(num_stages)
             ]
-            if not all(sets):
+            if not all(sets) or max(map(len, sets)) > cost.max_replicas:
                 continue
             for cuts in itertools.combinations(range(1, num_layers), num_stages - 1):
                 ends = (*cuts, num_layers)

@@ -29,15 +29,13 @@ def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
 
 
 def relaxed_bound_ms(
-    cost: CostModel, num_microbatches: int, limit_ms: float, num_threads: int
+    instance: _core.Instance, limit_ms: float, num_threads: int, deadline: float = np.inf
 ) -> float:
     """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
-    num_devices = len(cost.speed_D)
+    num_devices = instance.num_devices
     capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 1
     buckets = np.array(bucket_sizes(num_devices), dtype=np.int32)
-    return _core.relaxed_bound(
-        cost.kernel_instance(num_microbatches), buckets, capacity, limit_ms, num_threads
-    )
+    return _core.relaxed_bound(instance, buckets, capacity, limit_ms, num_threads, deadline)
 
 
 def bucket_sizes(num_devices: int) -> Sequence[int]:

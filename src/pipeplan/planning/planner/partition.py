@@ -17,6 +17,7 @@ import numpy as np
 from pipeplan import _core
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
+from pipeplan.planning.planner.placement import placed_stages
 
 __all__ = ["Partition", "best_partitions"]
 
@@ -37,6 +38,7 @@ def best_partitions(
     max_stages: int | None = None,
     limit_ms: float = np.inf,
     num_threads: int = 1,
+    deadline: float = np.inf,
 ) -> list[Partition]:
     """For each number of stages the partition with the least bottleneck, where there is one.
 
@@ -44,29 +46,14 @@ def best_partitions(
     `limit_ms` are left out.
     """
     possible = min(len(cost.forward_ms_L), len(order))
-    bottleneck_ms, end_layer, num_replicas = _core.partition(
-        cost.kernel_instance(num_microbatches, order),
+    found = _core.partition(
+        cost.kernel_instance(num_microbatches).on_devices(order),
         min(possible, max_stages or possible),
         limit_ms,
         num_threads,
+        deadline,
     )
     return [
-        Partition(
-            stages=_stages(order, end_layer[x, : x + 1].tolist(), num_replicas[x].tolist()),
-            bottleneck_ms=bottleneck,
-        )
-        for x, bottleneck in enumerate(bottleneck_ms.tolist())
-        if np.isfinite(bottleneck)
+        Partition(stages=placed_stages(placed, order=order), bottleneck_ms=bottleneck_ms)
+        for bottleneck_ms, placed in found
     ]
-
-
-def _stages(
-    order: Sequence[int], end_layer: list[int], num_replicas: list[int]
-) -> tuple[Stage, ...]:
-    stages = []
-    first_layer = first_device = 0
-    for end, replicas in zip(end_layer, num_replicas, strict=False):
-        devices = tuple(order[first_device : first_device + replicas])
-        stages.append(Stage(layers=range(first_layer, end), devices=devices))
-        first_layer, first_device = end, first_device + replicas
-    return tuple(stages)

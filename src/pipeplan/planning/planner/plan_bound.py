@@ -18,13 +18,5 @@ def plan_bound_ms(
     costs: PipelineCosts, num_microbatches: int, caps: Sequence[int] | None = None
 ) -> float:
     """The least time of an iteration under any schedule that holds the caps on microbatches."""
-    return _core.plan_bound(
-        costs.forward_ms_S,
-        costs.backward_ms_S,
-        costs.send_forward_ms_C,
-        costs.send_backward_ms_C,
-        costs.half_duplex,
-        num_microbatches,
-        costs.all_reduce_ms_S,
-        np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32),
-    )
+    caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
+    return _core.plan_bound(costs.for_kernels(), num_microbatches, caps_S)

@@ -13,6 +13,7 @@ stages takes less than W.
 
 from collections.abc import Sequence
 
+from pipeplan import _core
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
@@ -29,7 +30,7 @@ FEW_STAGES = 4
 def plan_spp(problem: Problem) -> Draft:
     """The fastest plan over all numbers of stages, on the recursive device order."""
     drafts = [
-        _plan_part(problem, recursive_device_order(problem.cost, part))
+        _plan_part(problem, recursive_device_order(problem.cost, part, deadline=problem.deadline))
         for part in connected_parts(problem.cost)
     ]
     return min(drafts, key=lambda draft: draft.iteration_ms)
@@ -43,18 +44,23 @@ def _plan_part(problem: Problem, order: Sequence[int]) -> Draft:
         num_microbatches,
         max_stages=FEW_STAGES,
         num_threads=problem.num_threads,
+        deadline=problem.deadline,
     )
     best = min(
         (execute_pe(cost, partition.stages, num_microbatches) for partition in few),
         key=lambda draft: draft.iteration_ms,
     )
-    partitions = best_partitions(
-        cost,
-        order,
-        num_microbatches,
-        limit_ms=best.iteration_ms,
-        num_threads=problem.num_threads,
-    )
+    try:
+        partitions = best_partitions(
+            cost,
+            order,
+            num_microbatches,
+            limit_ms=best.iteration_ms,
+            num_threads=problem.num_threads,
+            deadline=problem.deadline,
+        )
+    except _core.DeadlineError:
+        return best
     drafts = [execute_pe(cost, partition.stages, num_microbatches) for partition in partitions]
     return min([best, *drafts], key=lambda draft: draft.iteration_ms)
 

@@ -1,0 +1,145 @@
+// Instances and placed plans check themselves; classes of devices that can be exchanged.
+#include "instance.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace pipeplan {
+namespace {
+
+// Far above all that files may hold, and far below where sums and products overflow.
+constexpr double kMost = 1e60;
+constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766, kMaxMicrobatches = 1 << 20;
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+void require_values(const std::vector<double>& values, std::size_t size, const char* name) {
+    if (values.size() != size)
+        refuse(std::string(name) + ": has " + std::to_string(values.size()) + " values, not " +
+               std::to_string(size));
+    for (double value : values)
+        if (!(value >= 0 && value <= kMost))
+            refuse(std::string(name) + ": " + std::to_string(value) + " is no finite number >= 0");
+}
+
+std::vector<double> checked(std::vector<double> values, std::size_t size, const char* name) {
+    require_values(values, size, name);
+    return values;
+}
+
+int checked_count(std::size_t count, int most, const char* name) {
+    if (count < 1 || count > static_cast<std::size_t>(most))
+        refuse(std::string(name) + ": " + std::to_string(count) + " is not within 1.." +
+               std::to_string(most));
+    return static_cast<int>(count);
+}
+
+// A device has no link to itself, whatever stands on the diagonal.
+std::vector<double> without_diagonal(std::vector<double> values, std::size_t size) {
+    if (values.size() == size * size)
+        for (std::size_t u = 0; u < size; ++u) values[u * size + u] = 0.0;
+    return values;
+}
+
+}  // namespace
+
+std::vector<double> prefix_sums(const std::vector<double>& values) {
+    std::vector<double> sums(values.size() + 1, 0.0);
+    for (std::size_t k = 0; k < values.size(); ++k) sums[k + 1] = sums[k] + values[k];
+    return sums;
+}
+
+Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,
+                   int max_replicas_)
+    : num_layers(checked_count(layers.forward_ms.size(), kMaxLayers, "layers")),
+      num_devices(checked_count(links.speed.size(), kMaxDevices, "devices")),
+      num_microbatches(checked_count(std::max(num_microbatches_, 0), kMaxMicrobatches,
+                                     "num_microbatches")),
+      half_duplex(half_duplex_),
+      max_replicas(checked_count(std::max(max_replicas_, 0), std::numeric_limits<int>::max(),
+                                 "max_replicas")),
+      output_bytes(checked(layers.output_bytes, num_layers, "output_bytes")),
+      gradient_bytes(checked(layers.gradient_bytes, num_layers, "gradient_bytes")),
+      forward_sum(prefix_sums(checked(layers.forward_ms, num_layers, "forward_ms"))),
+      backward_sum(prefix_sums(checked(layers.backward_ms, num_layers, "backward_ms"))),
+      parameter_sum(prefix_sums(checked(layers.parameter_bytes, num_layers, "parameter_bytes"))),
+      speed(checked(std::move(links.speed), num_devices, "speed")),
+      bytes_per_ms(checked(without_diagonal(std::move(links.bytes_per_ms), num_devices),
+                           static_cast<std::size_t>(num_devices) * num_devices, "bytes_per_ms")),
+      latency_ms(checked(without_diagonal(std::move(links.latency_ms), num_devices),
+                         static_cast<std::size_t>(num_devices) * num_devices, "latency_ms")),
+      layers_(std::move(layers)) {
+    for (double s : speed)
+        if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
+    for (double rate : bytes_per_ms)
+        if (rate > 0 && rate < 1e-60) refuse("bytes_per_ms: has a rate of almost zero");
+}
+
+Instance Instance::on_devices(const std::vector<int>& order) const {
+    std::vector<std::uint8_t> seen(num_devices, 0);
+    DeviceLinks links;
+    for (int u : order) {
+        if (u < 0 || u >= num_devices || seen[u])
+            refuse("order: device " + std::to_string(u) + " is unknown or stands twice");
+        seen[u] = 1;
+        links.speed.push_back(speed[u]);
+    }
+    const std::size_t size = order.size();
+    links.bytes_per_ms.resize(size * size);
+    links.latency_ms.resize(size * size);
+    for (std::size_t a = 0; a < size; ++a) {
+        for (std::size_t b = 0; b < size; ++b) {
+            links.bytes_per_ms[a * size + b] = bytes_per_ms[at(order[a], order[b])];
+            links.latency_ms[a * size + b] = latency_ms[at(order[a], order[b])];
+        }
+    }
+    return Instance(layers_, std::move(links), half_duplex, num_microbatches, max_replicas);
+}
+
+PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
+                       std::vector<std::vector<int>> devices)
+    : end_layer_(std::move(end_layer)), devices_(std::move(devices)),
+      num_layers_(instance.num_layers), num_devices_(instance.num_devices) {
+    if (end_layer_.empty() || end_layer_.size() != devices_.size())
+        refuse("stages: one end and one set of devices for each, at least one stage");
+    if (end_layer_.back() != num_layers_) refuse("end_layer: the last stage ends at the last layer");
+    std::vector<std::uint8_t> taken(num_devices_, 0);
+    for (std::size_t n = 0; n < end_layer_.size(); ++n) {
+        if (end_layer_[n] <= (n ? end_layer_[n - 1] : 0)) refuse("end_layer: does not rise");
+        if (devices_[n].empty()) refuse("devices: a stage has at least one");
+        for (int u : devices_[n]) {
+            if (u < 0 || u >= num_devices_ || taken[u])
+                refuse("devices: " + std::to_string(u) + " is unknown or serves two stages");
+            taken[u] = 1;
+        }
+    }
+}
+
+std::vector<int> device_classes(const Instance& in) {
+    const auto exchangeable = [&](int u, int v) {
+        if (in.speed[u] != in.speed[v]) return false;
+        for (const std::vector<double>* matrix : {&in.bytes_per_ms, &in.latency_ms}) {
+            const std::vector<double>& m = *matrix;
+            if (m[in.at(u, v)] != m[in.at(v, u)]) return false;
+            for (int w = 0; w < in.num_devices; ++w)
+                if (w != u && w != v &&
+                    (m[in.at(u, w)] != m[in.at(v, w)] || m[in.at(w, u)] != m[in.at(w, v)]))
+                    return false;
+        }
+        return true;
+    };
+    std::vector<int> representatives, class_of;
+    for (int u = 0; u < in.num_devices; ++u) {
+        const auto found = std::find_if(representatives.begin(), representatives.end(),
+                                        [&](int other) { return exchangeable(u, other); });
+        class_of.push_back(static_cast<int>(found - representatives.begin()));
+        if (found == representatives.end()) representatives.push_back(u);
+    }
+    return class_of;
+}
+
+}  // namespace pipeplan

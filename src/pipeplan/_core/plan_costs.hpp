@@ -1,0 +1,58 @@
+// What the stages of a placed plan and the channels between them take, under even shares.
+//
+// The same formulas as pipeplan.cost, for plans by the million: tests compare the two.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "bound.hpp"
+#include "instance.hpp"
+#include "links.hpp"
+
+namespace pipeplan {
+
+// Costs of a stage; false where a path is missing or there are more devices than a stage may have.
+inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
+                       const std::vector<int>& devices, StageCosts& costs) {
+    double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
+    for (int u : devices) {
+        speed = std::min(speed, in.speed[u]);
+        for (int v : devices) {
+            if (u == v) continue;
+            slowest = std::min(slowest, in.bytes_per_ms[in.at(u, v)]);
+            latency_ms = std::max(latency_ms, in.latency_ms[in.at(u, v)]);
+        }
+    }
+    const int k = static_cast<int>(devices.size());
+    const Ring ring = make_ring(in, k, slowest, latency_ms);
+    if (!ring.connected) return false;
+    const double rate = 1.0 / (k * speed);
+    const auto sum = [&](const std::vector<double>& sums) {
+        return sums[end_layer] - sums[first_layer];
+    };
+    costs = {rate * sum(in.forward_sum), rate * sum(in.backward_sum),
+             ring.fixed_ms + ring.ms_per_byte * sum(in.parameter_sum)};
+    return true;
+}
+
+// Costs of the channel behind a stage that ends at `end_layer`; false where a path is missing.
+inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
+                         const std::vector<int>& next_devices, ChannelCosts& costs) {
+    const double part = 1.0 / (static_cast<double>(devices.size()) * next_devices.size());
+    const double there_bytes = part * in.output_bytes[end_layer - 1];
+    const double back_bytes = part * in.gradient_bytes[end_layer - 1];
+    costs = {0.0, 0.0};
+    for (int u : devices) {
+        for (int v : next_devices) {
+            const std::size_t forth = in.at(u, v), back = in.at(v, u);
+            if (!(in.bytes_per_ms[forth] > 0 && in.bytes_per_ms[back] > 0)) return false;
+            costs.there = std::max(costs.there,
+                                   in.latency_ms[forth] + there_bytes / in.bytes_per_ms[forth]);
+            costs.back =
+                std::max(costs.back, in.latency_ms[back] + back_bytes / in.bytes_per_ms[back]);
+        }
+    }
+    return true;
+}
+
+}  // namespace pipeplan

@@ -1,0 +1,166 @@
+"""How much `best` looks at, by the number of devices: one table, a reason a column.
+
+The rows keep planning within the time that people wait, measured by `benchmarks/speed`: about
+0.1 s up to 16 devices, 1 s up to 256, some seconds beyond. Quality was measured by
+`benchmarks/quality` and on random clusters of 16 and 64 devices.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+__all__ = [
+    "MAX_CLASS_DEVICES",
+    "MAX_SET_STEPS",
+    "MAX_SET_TRIPLES",
+    "NUM_SET_CANDIDATES",
+    "SearchSettings",
+    "Sizes",
+    "Step",
+    "published_starts",
+    "replica_counts",
+    "settings_for",
+]
+
+
+class Sizes(Enum):
+    """Which numbers of replicas a step of planning on orders tries."""
+
+    POWERS = "powers of two"
+    HALFWAY = "powers of two, and halfway between two of them"
+    QUARTERS = "1 to 8, then steps of about a quarter, up to all devices"
+    FEW_QUARTERS = "the same up to a quarter of the devices"
+    ALL = "every number"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of the recursion over device orders."""
+
+    sizes: Sizes
+    capacity: int
+    """Points kept in a front: 1 plans on one criterion, 8 loses almost nothing."""
+    num_orders: float
+    """How many orders: at first in the order in which they are made, later the best ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """One row of the table."""
+
+    max_devices: float
+    orders_by_cuts: bool
+    """Whether the paper's order by minimum cuts is tried; beyond 128 devices the cuts take longer
+    than everything else together."""
+    steps: tuple[Step, ...]
+    """Coarse before fine: each step prunes with the best time of the one before. Reversed orders
+    stand last, and beyond 32 devices they do not pay."""
+    num_candidates: int
+    """Plans that each recursion gives to be simulated; the tenth is rarely the best."""
+    max_layers: int
+    """Layers that planning on orders looks at; its time grows with their square."""
+    tries_partitions: bool
+    """Whether the paper's partitions are tried; beyond 64 devices that takes seconds."""
+    proves_relaxed: bool
+    """Whether the relaxed bound is worth its time; beyond 128 devices the work bound stands."""
+    num_starts: int
+    """Plans that local search starts from, each with its own budget."""
+    budget: float
+    """What each start may spend, about a nanosecond a unit."""
+    published: tuple[str, ...] | None
+    """Published planners whose complete plans are tried too: those that take little time. None
+    stands for all of them."""
+
+
+_SMALL = (
+    Step(Sizes.POWERS, 1, inf),
+    Step(Sizes.POWERS, 4, inf),
+    Step(Sizes.QUARTERS, 4, inf),
+    Step(Sizes.ALL, 8, inf),
+)
+_MEDIUM = (
+    Step(Sizes.POWERS, 1, inf),
+    Step(Sizes.POWERS, 4, 2),
+    Step(Sizes.QUARTERS, 4, 2),
+    Step(Sizes.ALL, 8, 2),
+)
+_LARGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.POWERS, 2, 2), Step(Sizes.HALFWAY, 3, 1))
+_HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 1))
+_VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 1))
+
+
+_QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
+_QUICKEST = ("data-parallel", "1f1b")
+
+TABLE = tuple(
+    SearchSettings(
+        max_devices=max_devices,
+        orders_by_cuts=max_devices <= 128,
+        steps=steps,
+        num_candidates=num_candidates,
+        max_layers=max_layers,
+        tries_partitions=max_devices <= 64,
+        proves_relaxed=max_devices <= 128,
+        num_starts=num_starts,
+        budget=budget,
+        published=published,
+    )
+    for max_devices, steps, num_candidates, max_layers, num_starts, budget, published in (
+        (8, _SMALL, 10, 256, 4, 6e6, None),
+        (16, _MEDIUM, 5, 256, 4, 10e6, None),
+        (32, _MEDIUM, 5, 256, 4, 25e6, _QUICK),
+        (64, _LARGE, 5, 256, 4, 25e6, _QUICK),
+        (128, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
+        (256, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
+        (inf, _VAST, 5, 64, 2, 150e6, _QUICKEST),
+    )
+)
+
+MAX_PUBLISHED_LAYERS = 128
+"""Layers beyond which only the quickest published plans are tried: most of the published recursions
+take the square of the layers or more."""
+MAX_CLASS_DEVICES = 24
+"""Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
+MAX_SET_TRIPLES, MAX_SET_STEPS = 300_000, 64e6
+"""How many triples of sets, and of these times layers, planning on sets is worth its time for: up
+to nine devices that all differ, or two hosts of eight equal ones."""
+NUM_SET_CANDIDATES = 30
+"""Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
+
+
+def settings_for(num_devices: int) -> SearchSettings:
+    """The row for a cluster of that size."""
+    return next(row for row in TABLE if num_devices <= row.max_devices)
+
+
+def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:
+    """Which published planners give `best` complete plans to start from; None: all of them."""
+    if num_layers > MAX_PUBLISHED_LAYERS:
+        return _QUICKEST
+    return settings_for(num_devices).published
+
+
+def replica_counts(sizes: Sizes, num_devices: int) -> list[int]:
+    """The numbers of replicas, rising."""
+    powers = [2**k for k in range(num_devices.bit_length()) if 2**k <= num_devices]
+    match sizes:
+        case Sizes.POWERS:
+            return powers
+        case Sizes.HALFWAY:
+            halfway = [size + size // 2 for size in powers[1:]]
+            return sorted({*powers, *(size for size in halfway if size < num_devices)})
+        case Sizes.QUARTERS:
+            return _quarter_steps(num_devices)
+        case Sizes.FEW_QUARTERS:
+            return _quarter_steps(num_devices // 4)
+        case Sizes.ALL:
+            return list(range(1, num_devices + 1))
+
+
+def _quarter_steps(most: int) -> list[int]:
+    """1 to 8, then steps of about a quarter, on multiples of 4; and the powers of two."""
+    sizes = list(range(1, 9))
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] + max(2, sizes[-1] // 16 * 4))
+    powers = [2**k for k in range(most.bit_length())]
+    return sorted({size for size in (*sizes, *powers) if size <= most})

@@ -1,0 +1,144 @@
+// Runs every kernel on random problems, to be compiled with a sanitizer (test_sanitizers.py).
+//
+// usage: sanitize SEED PROBLEMS. Besides what the sanitizer finds, it checks that bounds lie below
+// simulated times and that one thread gives what three give.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
+#include "kernels.hpp"
+#include "pipeline.hpp"
+
+using namespace pipeplan;
+
+namespace {
+
+void require(bool condition, const char* what) {
+    if (condition) return;
+    std::fprintf(stderr, "wrong: %s\n", what);
+    std::exit(1);
+}
+
+class Problem {
+  public:
+    explicit Problem(unsigned seed) : random_(seed) {}
+
+    int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+    double number(double scale) {
+        const int kind = below(4);
+        if (kind == 0) return 0.0;
+        if (kind == 1) return scale * (1 + below(3));
+        return scale * std::pow(10.0, below(7) - 3) * (1 + below(1000) / 1000.0);
+    }
+    std::vector<double> numbers(std::size_t count, double scale) {
+        std::vector<double> result(count);
+        for (double& one : result) one = number(scale);
+        return result;
+    }
+
+    Instance instance() {
+        const std::size_t L = 1 + below(9), V = 1 + below(7);
+        LayerCosts layers{numbers(L, 1), numbers(L, 2), numbers(L, 1e6), numbers(L, 1e6),
+                          numbers(L, 1e6)};
+        DeviceLinks links{std::vector<double>(V), numbers(V * V, 1e6), numbers(V * V, 0.1)};
+        for (double& speed : links.speed) speed = 1 + below(3);
+        if (below(3) == 0) {  // equal devices with equal links
+            std::fill(links.speed.begin(), links.speed.end(), 1.0);
+            std::fill(links.bytes_per_ms.begin(), links.bytes_per_ms.end(), 1e6);
+            std::fill(links.latency_ms.begin(), links.latency_ms.end(), 0.0);
+        }
+        return Instance(layers, links, below(2) == 0, 1 + below(12),
+                        1 + below(static_cast<int>(V)));
+    }
+
+  private:
+    std::mt19937 random_;
+};
+
+std::vector<int> all_sizes(const Instance& in) {
+    std::vector<int> sizes(in.num_devices);
+    std::iota(sizes.begin(), sizes.end(), 1);
+    return sizes;
+}
+
+double fastest(const Instance& in, const PlacedPlan& plan, Control& control) {
+    double best = kInfinity;
+    for (double ms : rule_times(in, plan, kInfinity, control)) best = std::min(best, ms);
+    return best;
+}
+
+// The least lower bound and the least simulated time that planning finds.
+void plan_everything(const Instance& in, unsigned seed, int num_threads, double& bound_ms,
+                     double& best_ms) {
+    Control control;
+    Pool pool(num_threads, control);
+    const std::vector<int> sizes = all_sizes(in);
+    bound_ms = relaxed_bound(in, sizes, 5, {8, kInfinity, 0}, pool, control);
+    const Candidates on_order = plan_on_order(in, sizes, {4, kInfinity, 5}, pool, control);
+    const Candidates on_sets =
+        plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, pool, control);
+    require(bound_ms <= on_sets.least_ms * (1 + 1e-9), "the relaxed bound is above the exact one");
+    bound_ms = std::max(bound_ms, on_sets.least_ms);
+    std::vector<PlacedPlan> plans = on_order.plans;
+    plans.insert(plans.end(), on_sets.plans.begin(), on_sets.plans.end());
+    for (Partition& one :
+         partition(in, std::min(in.num_layers, in.num_devices), kInfinity, pool, control))
+        plans.push_back(std::move(one.plan));
+    best_ms = kInfinity;
+    for (const PlacedPlan& plan : plans) best_ms = std::min(best_ms, fastest(in, plan, control));
+    for (const SearchResult& found : local_search(in, plans, seed, 2e5, 0.0, pool, control))
+        best_ms = std::min(best_ms, found.iteration_ms);
+    require(bound_ms <= best_ms * (1 + 1e-9), "a plan is faster than the bound");
+}
+
+void run_problem(unsigned seed) {
+    Problem problem(seed);
+    const Instance in = problem.instance();
+    double bound_ms, best_ms, same_bound_ms, same_best_ms;
+    plan_everything(in, seed, 1, bound_ms, best_ms);
+    plan_everything(in, seed, 3, same_bound_ms, same_best_ms);
+    require(bound_ms == same_bound_ms && best_ms == same_best_ms, "threads change the result");
+    Control control;
+    if (in.num_devices > 1) min_cut(problem.numbers(in.bytes_per_ms.size(), 1).data(),
+                                    in.num_devices, control);
+    const std::size_t row = in.num_layers + 1;
+    const std::vector<double> times = problem.numbers(2 * row * row, 1);
+    const int counts[2] = {1, 1 + problem.below(3)};
+    least_sum({2, in.num_layers, times.data()}, counts, in.num_devices, problem.number(10), control);
+}
+
+// What ends kernels early: an exception of a worker thread, and a deadline.
+void stop_early() {
+    Problem problem(1);
+    const Instance in = problem.instance();
+    Control control;
+    Pool pool(3, control);
+    try {
+        pool.run(64, [&](int index, int) {
+            if (index == 20) throw std::bad_alloc();
+            control.check();
+        });
+        require(false, "an exception of a thread was lost");
+    } catch (const std::bad_alloc&) {
+    }
+    Control late(0.0);
+    Pool late_pool(3, late);
+    try {
+        plan_on_order(in, all_sizes(in), {4, kInfinity, 5}, late_pool, late);
+        require(false, "a deadline was ignored");
+    } catch (const DeadlinePassed&) {
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    require(argc == 3, "usage: sanitize SEED PROBLEMS");
+    const unsigned seed = std::strtoul(argv[1], nullptr, 10);
+    const int problems = std::atoi(argv[2]);
+    for (int k = 0; k < problems; ++k) run_problem(seed + k);
+    stop_early();
+    std::printf("%d problems\n", problems);
+}
