@@ -109,6 +109,14 @@ def test_the_same_command_gives_the_same_bytes(run, tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+def test_seeds_have_64_bits(run):
+    command = ("plan", "vgg19", "random-8", "-m", 2, "--planner", "spp", "--json", "--seed")
+    code, out, err = run(*command, 2**64 - 1)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["seed"] == 2**64 - 1
+    assert out != run(*command, 2**63)[1]
+
+
 # ------------------------------------------------------------------ simulate and check
 
 
@@ -168,6 +176,41 @@ def test_a_deadlock_is_one_line(run, plan_file):
     fails(run("simulate", plan_file, "--json"), 2, "schedule: deadlocks")
 
 
+def test_stale_figures_are_replaced_with_a_warning(run, plan_file, tmp_path):
+    shown, timeline = run("simulate", plan_file)[1], run("simulate", plan_file, "--json")[1]
+    run("report", plan_file, "-o", tmp_path / "right.html")
+    document = json.loads(plan_file.read_text())
+    document["predicted"]["iteration_ms"] *= 2
+    plan_file.write_text(json.dumps(document))
+    fails(run("check", plan_file), 2, "predicted.iteration_ms")
+    for command in (
+        ["simulate", plan_file],
+        ["simulate", plan_file, "--json"],
+        ["report", plan_file, "-o", tmp_path / "r.html"],
+        ["trace", plan_file, "-o", tmp_path / "r.json"],
+        ["plot", plan_file, "-o", tmp_path / "r.svg"],
+    ):
+        code, out, err = run(*command)
+        assert code == 0
+        assert err.startswith(f"pipeplan: warning: {plan_file}: predicted.iteration_ms")
+        assert len(err.splitlines()) == 1
+        assert out in (shown, timeline, "")
+    assert (tmp_path / "r.html").read_bytes() == (tmp_path / "right.html").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["simulate", "report", "trace", "plot"])
+def test_what_check_refuses_is_not_shown(run, plan_file, tmp_path, command):
+    document = json.loads(plan_file.read_text())
+    document["stages"][1]["devices"] = document["stages"][0]["devices"]
+    plan_file.write_text(json.dumps(document))
+    refused = run("check", plan_file)
+    fails(refused, 2, f"{plan_file}: stages[1].devices")
+    output = [] if command == "simulate" else ["-o", tmp_path / "r.svg"]
+    result = run(command, plan_file, *output)
+    fails(result, 2, f"{plan_file}: stages[1].devices")
+    assert not (tmp_path / "r.svg").exists()
+
+
 # ---------------------------------------------------------------------------- the zoo
 
 
@@ -224,6 +267,20 @@ def test_the_python_of_the_readme_runs(tmp_path):
         ([*PLAN, "-m", "-1"], ["microbatches: -1"]),
         ([*PLAN, "-m", "many"], ["'many'"]),
         ([*PLAN, "-m", "9" * 30], ["microbatches: 999"]),
+        ([*PLAN, "-m", "nan"], ["'nan'"]),
+        ([*PLAN, "-m", "65537"], ["microbatches: 65537 is not within 1..65536"]),
+        *(([*PLAN, "--effort", number], ["effort: "]) for number in ("nan", "inf", "-1", "1e9")),
+        *(
+            ([*PLAN, "--time-limit", number], ["time_limit_s: "])
+            for number in ("nan", "inf", "-1", "0", "1e999")
+        ),
+        *(
+            ([command, *names, "--seed", seed], ["'--seed'"])
+            for command, *names in (PLAN, ("compare", *PLAN[1:]), ("zoo", "random-8"))
+            for seed in ("-1", str(2**64), "1.5", "nan")
+        ),
+        (["compare", *PLAN[1:], "--effort", "nan"], ["effort: nan"]),
+        (["compare", *PLAN[1:], "-m", "0"], ["microbatches: 0"]),
         ([*PLAN, "--planner", "sp"], ["planner: 'sp' is not known"]),
         (["plan", "bert-larg", "4x2-10g"], ["did you mean 'bert-large'?"]),
         (["plan", "bert-large", "4x2-10"], ["did you mean '4x2-10g'?"]),

@@ -168,6 +168,20 @@ class TestCommand:
         assert document["rows"][0]["planner"] == "spp"
         assert document["rows"][0]["iteration_ms"] > 0
 
+    def test_settings_reach_the_planners(self, monkeypatch):
+        import pipeplan.planning.comparison as module
+
+        seen = {}
+
+        def fake(*_, **settings):
+            seen.update(settings)
+            raise InputError("enough")
+
+        monkeypatch.setattr(module, "compare", fake)
+        arguments = ["vgg19", "4x2-10g", "--runnable", "--effort", "0.5", "--seed", "7"]
+        CliRunner().invoke(compare_command, arguments)
+        assert (seen["runnable"], seen["effort"], seen["seed"]) == (True, 0.5, 7)
+
     def test_unknown_planner(self):
         result = CliRunner().invoke(compare_command, ["vgg19", "4x2-10g", "--planners", "sppp"])
         assert isinstance(result.exception, InputError)

@@ -163,6 +163,22 @@ def test_a_search_keeps_its_best_plan_with_a_mark(tmp_path):
     assert check(made).ok
 
 
+def test_the_exact_solver_stops_and_its_last_schedule_is_no_result(tmp_path):
+    pytest.importorskip("ortools")
+    output = tmp_path / "p.json"
+    hard = ("plan", "bert-large", "4x2-10g", "--planner", "exact", "-m", 64, "-o", output)
+    with start(*hard) as child:
+        maps = Path(f"/proc/{child.pid}/maps")
+        while "ortools" not in maps.read_text():
+            time.sleep(0.01)
+        time.sleep(1.5)  # in the solver, which works on this for several seconds
+        code, out, err, seconds = interrupt(child)
+    assert (code, out) == (130, b"")
+    assert err.splitlines()[-1].startswith(b"pipeplan: interrupted")
+    assert seconds < QUICK_S
+    assert not output.exists() or files.read_plan(output).options["interrupted"] is True
+
+
 def test_a_sweep_ends_its_workers_and_goes_on_later(tmp_path):
     pytest.importorskip("joblib")
     spec = tmp_path / "spec.json"

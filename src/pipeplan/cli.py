@@ -26,10 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     finally:
         if arguments is not None:
             interrupts.uninstall()
-    interrupts.exit_code = (
-        code  # everything is written: Ctrl-C while Python cleans up changes nothing
-    )
+    interrupts.exit_code = code  # all is written; Ctrl-C while Python cleans up changes nothing
+    if code == EXIT_INTERRUPTED and arguments is None:
+        _exit_at_once(code)
     sys.exit(code)
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """End the process though threads may be busy: Python would wait for them, or crash."""
+    import atexit
+
+    atexit._run_exitfuncs()  # what other packages leave on disk is removed by these
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:

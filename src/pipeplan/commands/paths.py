@@ -12,6 +12,9 @@ from pipeplan.planning.same_file import are_same_file
 
 __all__ = ["is_stdout", "require_paths"]
 
+LONGEST_PATH = 300
+"""Of a longer path, messages show the beginning."""
+
 
 def is_stdout(*outputs: str | None) -> bool:
     """Whether one of the outputs is standard output, so that nothing else may be printed there."""
@@ -86,4 +89,5 @@ def _require_writable(path: str) -> None:
     except (OSError, RuntimeError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
     if reason is not None:
-        raise InputError(f"{path}: cannot be written: {reason}")
+        shown = path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 3]}..."
+        raise InputError(f"{shown}: cannot be written: {reason}")

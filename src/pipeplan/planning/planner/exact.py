@@ -17,8 +17,10 @@ the same input gives the same plan.
 
 import itertools
 import math
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +78,7 @@ def optimal_schedule(
     solver.parameters.max_deterministic_time = limit
     if deadline < math.inf:
         solver.parameters.max_time_in_seconds = max(0.001, deadline - time.monotonic())
-    status = solver.solve(problem.model)
+    status = _solve(solver, problem.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         if upper_ms is not None:
             return None
@@ -93,6 +95,30 @@ def optimal_schedule(
         iteration_ms=run.iteration_ms,
         lower_bound_ms=min(solver.best_objective_bound / ticks_per_ms, run.iteration_ms),
     )
+
+
+def _solve(solver: Any, model: Any) -> Any:
+    """The status of the solver; Ctrl-C stops it and raises KeyboardInterrupt.
+
+    By itself the solver would take Ctrl-C for a wish to end early, and its last schedule would
+    pass for the result. Only another thread can stop it, so it does not run in this one.
+    """
+    solver.parameters.catch_sigint_signal = False
+    solved: Future[Any] = Future()
+
+    def solve() -> None:
+        try:
+            solved.set_result(solver.solve(model))
+        except BaseException as problem:
+            solved.set_exception(problem)
+
+    # A daemon: while it simplifies the model, the solver does not notice that it shall stop.
+    threading.Thread(target=solve, daemon=True).start()
+    try:
+        return solved.result()
+    except KeyboardInterrupt:
+        solver.stop_search()
+        raise
 
 
 class _ScheduleModel:
