@@ -169,3 +169,4 @@ def test_medians():
     assert median([5.0, 1.0]) == 3.0
     assert median([9.0, 1.0, 2.0]) == 2.0
     assert median(iter([4.0, 1.0, 9.0, 2.0])) == 3.0
+    assert median([1.0, 2.0, 4.0, 8.0, 100.0]) == 4.0
