@@ -188,6 +188,9 @@ def test_equals_the_checkers_replay_on_random_plans(count):
         lasts_ms = [order[-1] for order in ends_ms] + costs.all_reduce_ms_S
         assert np.abs(run.end_ms_S - lasts_ms).max() <= 1e-9, seed
         assert timeline.iteration_ms == run.iteration_ms == run.end_ms_S.max()
+        sent_ms_C2M = timeline.transfer_end_ms_C2M - timeline.transfer_start_ms_C2M
+        lengths_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+        assert np.abs(sent_ms_C2M - lengths_ms_C2[:, :, None]).max(initial=0) <= 1e-9, seed
         assert checker.check(replay_plan(made).plan).errors == (), seed
 
 
