@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipeplan.documents.files import plan_document, read_plan
-from pipeplan.report import svg
-from pipeplan.report.drawing import Drawing
+from pipeplan.report import picture
+from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.html import write_report
+from pipeplan.report.timeline_picture import timeline_svg
 from pipeplan.report.trace import trace_document
-from pipeplan.simulator import simulate
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"
@@ -227,18 +227,18 @@ def test_downloads(open_report, bert_plan, tmp_path):
         page.locator("#download-trace").click()
     download.value.save_as(tmp_path / "saved.trace.json")
     trace = json.loads((tmp_path / "saved.trace.json").read_text())
-    expected = json.loads(json.dumps(trace_document(Drawing(bert_plan, simulate(bert_plan)))))
+    expected = json.loads(json.dumps(trace_document(analyse(bert_plan))))
     assert trace == expected
 
 
-def test_random_traces_equal_the_commands(open_report, random_drawings, tmp_path):
-    for drawing in random_drawings[:3]:
-        page = open_report(drawing.plan)
+def test_random_traces_equal_the_commands(open_report, random_analyses, tmp_path):
+    for analysis in random_analyses[:3]:
+        page = open_report(analysis.plan)
         with page.expect_download() as download:
             page.locator("#download-trace").click()
         download.value.save_as(tmp_path / "saved.trace.json")
         events = json.loads((tmp_path / "saved.trace.json").read_text())["traceEvents"]
-        expected = json.loads(json.dumps(trace_document(drawing)))["traceEvents"]
+        expected = json.loads(json.dumps(trace_document(analysis)))["traceEvents"]
         assert len(events) == len(expected)
         for event, other in zip(events, expected, strict=True):
             # A half nanosecond may round either way.
@@ -295,10 +295,12 @@ def test_it_fits_a_phone_and_a_page(open_report, bert_plan):
         assert wide[0] <= wide[1]
 
 
-def test_chromium_renders_pixels(drawing, monkeypatch):
-    monkeypatch.setattr(svg, "find_spec", lambda name: None)
-    monkeypatch.setattr(svg.shutil, "which", lambda name: CHROMIUM if name == "chromium" else None)
-    pixels = svg.svg_to_png(svg.timeline_svg(drawing, 600))
+def test_chromium_renders_pixels(analysis, monkeypatch):
+    monkeypatch.setattr(picture, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        picture.shutil, "which", lambda name: CHROMIUM if name == "chromium" else None
+    )
+    pixels = picture.svg_to_png(timeline_svg(analysis, 600))
     assert pixels[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(pixels[16:20], "big") == 1200
 

@@ -159,9 +159,9 @@ def test_the_same_plan_gives_the_same_file(drawn_plan):
     assert render_report(drawn_plan) == render_report(drawn_plan)
 
 
-def test_random_plans_are_well_formed(random_drawings):
-    for drawing in random_drawings[:40]:
-        Page(render_report(drawing.plan))
+def test_random_plans_are_well_formed(random_analyses):
+    for analysis in random_analyses[:40]:
+        Page(render_report(analysis.plan))
 
 
 def test_a_comparison_marks_the_best_and_the_infeasible(drawn_plan):

@@ -2,8 +2,6 @@
 
 import click
 
-from pipeplan.errors import InputError
-
 __all__ = ["plot_command", "report_command", "trace_command"]
 
 
@@ -43,18 +41,7 @@ def trace_command(plan: str, output: str) -> None:
 )
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
-    from pathlib import Path
-
     from pipeplan.documents.files import read_plan
+    from pipeplan.report.picture import plot
 
-    suffix = Path(output).suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
-    from pipeplan.documents.syntax import write_atomically
-    from pipeplan.report.drawing import Drawing
-    from pipeplan.report.svg import svg_to_png, timeline_svg
-    from pipeplan.simulator import simulate
-
-    read = read_plan(plan)
-    picture = timeline_svg(Drawing(read, simulate(read)), width)
-    write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))
+    plot(read_plan(plan), output, width)

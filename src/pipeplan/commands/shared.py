@@ -66,11 +66,11 @@ def _require_file(name: str, kind: str, known: tuple[str, ...]) -> None:
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
+    from pipeplan.report.analysis.plan_analysis import analyse
     from pipeplan.report.terminal import render_plan
-    from pipeplan.simulator import simulate
 
-    timeline = simulate(plan)
-    print_rich(lambda console: render_plan(plan, timeline, console))
+    analysis = analyse(plan)
+    print_rich(lambda console: render_plan(analysis, console))
 
 
 def print_rich(render: "Callable[[Console], RenderableType]") -> None:
