@@ -77,8 +77,8 @@ def _summary_data(analysis: PlanAnalysis) -> dict[str, Any]:
     return {
         "summary": {
             "bins": summary.num_bins,
-            "busy": _base64(np.rint(255 * summary.busy_RK), "u1"),
-            "backward": _base64(np.rint(255 * summary.backward_RK), "u1"),
+            "busy": _base64(summary.busy_RK, "u1"),
+            "backward": _base64(summary.backward_RK, "u1"),
             "in_flight": _base64(summary.in_flight_SK, "<i4"),
         },
         "has_trace": False,

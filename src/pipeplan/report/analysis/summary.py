@@ -7,6 +7,7 @@ page: for each stage its blocks, then its channel's transfers forward and backwa
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeplan.cost import Floats
 from pipeplan.report.analysis.items import BACKWARD, FORWARD, Items
@@ -15,7 +16,9 @@ from pipeplan.simulator import Codes
 
 __all__ = ["TimelineSummary", "summarise"]
 
-MOST_BINS, LEAST_BINS = 4000, 400
+MOST_BINS, LEAST_BINS = 4000, 240
+WHOLE = 255
+"""What a bin that is busy all the time has."""
 MOST_VALUES = 2_000_000
 """Lanes times bins; with more lanes there are fewer bins."""
 
@@ -25,10 +28,10 @@ class TimelineSummary:
     """How busy each lane is in each bin."""
 
     num_bins: int
-    busy_RK: Floats
-    """The part of the bin in which the lane is busy, 0 to 1."""
-    backward_RK: Floats
-    """The part of the bin in which the lane runs backwards."""
+    busy_RK: NDArray[np.uint8]
+    """The part of the bin in which the lane is busy, from 0 to `WHOLE`."""
+    backward_RK: NDArray[np.uint8]
+    """The part of the bin in which the lane runs backwards, likewise."""
     in_flight_SK: Codes
     """The most microbatches that a stage holds in a bin."""
 
@@ -40,7 +43,8 @@ def summarise(
     num_lanes = 3 * items.num_stages - 2
     num_bins = min(MOST_BINS, max(LEAST_BINS, MOST_VALUES // num_lanes))
     edges_ms = np.linspace(0.0, iteration_ms, num_bins + 1)
-    busy, backward = np.zeros((num_lanes, num_bins)), np.zeros((num_lanes, num_bins))
+    busy = np.zeros((num_lanes, num_bins), dtype=np.uint8)
+    backward = np.zeros((num_lanes, num_bins), dtype=np.uint8)
     in_flight = np.zeros((items.num_stages, num_bins), dtype=np.int32)
     for stage in range(items.num_stages):
         lane, blocks = 3 * stage, items.blocks_of(stage)
@@ -61,7 +65,7 @@ def summarise(
     )
 
 
-def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> Floats:
+def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> NDArray[np.uint8]:
     """The part of each bin that spans cover; the spans ascend and do not overlap."""
     # The time that was busy before each edge: at a span's start, and at its end, it is known.
     before_ms = np.concatenate([[0.0], np.cumsum(end_ms - start_ms)])
@@ -71,8 +75,8 @@ def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> Floats:
     busy_ms[0::2], busy_ms[1::2] = before_ms[:-1], before_ms[1:]
     at_edges_ms = np.interp(edges_ms, known_ms, busy_ms, left=0.0)
     width_ms = edges_ms[1] - edges_ms[0]
-    parts: Floats = np.clip(np.diff(at_edges_ms) / (width_ms or 1.0), 0.0, 1.0)
-    return parts
+    parts = np.clip(np.diff(at_edges_ms) / (width_ms or 1.0), 0.0, 1.0)
+    return np.rint(WHOLE * parts).astype(np.uint8)
 
 
 def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes:
