@@ -1,18 +1,22 @@
 """Random models, clusters and schedules: small, awkward, reproducible from a seed."""
 
+import copy
 import random
+from dataclasses import replace
 
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import Block, Kind, Schedule, Stage
+from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.schedules import SCHEDULES
 
 
 def random_model(rng: random.Random, num_layers: int) -> ModelProfile:
     """Layers with zeros and whole numbers among their costs, so that ties are common."""
 
     def cost(scale: float) -> float:
-        return rng.choice([0.0, float(rng.randint(1, 3)), rng.uniform(0, 3)]) * scale
+        # Rounded, because a number is 0 or not below the format's limits.
+        return rng.choice([0.0, float(rng.randint(1, 3)), round(rng.uniform(0, 3), 6)]) * scale
 
     return ModelProfile(
         name="random",
@@ -44,7 +48,7 @@ def random_cluster(rng: random.Random, num_devices: int, *, gaps: bool = False) 
     def matrix(entry) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(entry() for _ in range(num_devices)) for _ in range(num_devices))
 
-    latency = rng.choice([0.0, 100.0, matrix(lambda: rng.uniform(0, 500))])
+    latency = rng.choice([0.0, 100.0, matrix(lambda: round(rng.uniform(0, 500), 3))])
     return Cluster(
         name="random",
         devices=tuple(
@@ -113,6 +117,56 @@ def random_costs(rng: random.Random, *, shares: bool = False):
     cluster = random_cluster(rng, num_devices)
     stages = random_stages(rng, num_layers, num_devices, shares=shares)
     return CostModel(model, cluster).pipeline_costs(stages)
+
+
+def random_plan(
+    rng: random.Random,
+    *,
+    max_layers: int = 7,
+    num_devices: int | None = None,
+    max_microbatches: int = 6,
+) -> Plan:
+    """A valid plan of any kind, without figures.
+
+    Shares even, uneven and of whole samples; recomputation; any order that does not deadlock.
+    """
+    num_layers, num_devices = rng.randint(1, max_layers), num_devices or rng.randint(1, 7)
+    model, cluster = random_model(rng, num_layers), random_cluster(rng, num_devices)
+    stages = random_stages(rng, num_layers, num_devices, shares=True)
+    if rng.random() < 0.3:
+        stages = tuple(whole_samples(stage, model.microbatch_size) for stage in stages)
+    microbatches = rng.randint(1, max_microbatches)
+    rule = rng.choice([None, *SCHEDULES])
+    if rule is None:
+        schedule = random_schedule(rng, len(stages), microbatches)
+    else:
+        costs = CostModel(model, cluster).pipeline_costs(stages)
+        schedule = Schedule.from_codes(SCHEDULES[rule](costs, microbatches).order_SM2)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        microbatches=microbatches,
+        stages=stages,
+        schedule=schedule,
+        planner="random",
+    )
+
+
+def whole_samples(stage: Stage, microbatch_size: int) -> Stage:
+    """The stage with the most even shares of whole samples, if there are enough samples."""
+    fewer, with_one_more = divmod(microbatch_size, stage.num_replicas)
+    if not fewer:
+        return stage
+    samples = [fewer + (index < with_one_more) for index in range(stage.num_replicas)]
+    return replace(stage, shares=tuple(count / microbatch_size for count in samples))
+
+
+def forced(made, **changes):
+    """A copy with other fields, past all checks of the constructor."""
+    changed = copy.copy(made)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 def even_model(num_layers: int, forward_ms: float, backward_ms: float) -> ModelProfile:

@@ -65,6 +65,81 @@ def make_stages(order, layer_counts, replica_counts) -> tuple[Stage, ...]:
     )
 
 
+# ------------------------------------------------- the cost model, written from the contract
+
+
+def shares_of(stage: Stage) -> list[float]:
+    """x(u) of each device."""
+    k = len(stage.devices)
+    return [1 / k] * k if stage.shares is None else list(stage.shares)
+
+
+def latency_of(cluster, sender: int, receiver: int) -> float:
+    """In milliseconds."""
+    given = cluster.latency_us
+    return (given[sender][receiver] if isinstance(given, tuple) else given) / 1000
+
+
+def block_times(model, cluster, stage: Stage) -> tuple[float, float]:
+    """Rule 1: forward and backward of one microbatch."""
+    slowest = 0.0
+    for device, share in zip(stage.devices, shares_of(stage), strict=True):
+        slowest = max(slowest, share / cluster.devices[device].speed)
+    forward = backward = 0.0
+    for index in stage.layers:
+        forward += model.layers[index].forward_ms
+        backward += model.layers[index].backward_ms
+    if stage.recompute:
+        backward += forward
+    return forward * slowest, backward * slowest
+
+
+def transfer_time(cluster, sender: Stage, receiver: Stage, num_bytes: float) -> float:
+    """Rule 2: one microbatch from every device of the one to every device of the other."""
+    longest = 0.0
+    for u, x in zip(sender.devices, shares_of(sender), strict=True):
+        for v, y in zip(receiver.devices, shares_of(receiver), strict=True):
+            bytes_per_ms = cluster.bandwidth_gb_per_s[u][v] * 1e9 / 1000
+            longest = max(longest, latency_of(cluster, u, v) + x * y * num_bytes / bytes_per_ms)
+    return longest
+
+
+def all_reduce_time(model, cluster, stage: Stage) -> float:
+    """Rule 3."""
+    k = len(stage.devices)
+    if k == 1:
+        return 0.0
+    num_bytes = sum(model.layers[index].parameter_bytes for index in stage.layers)
+    bandwidth, latency = float("inf"), 0.0
+    for u in stage.devices:
+        for v in stage.devices:
+            if u != v:
+                bandwidth = min(bandwidth, cluster.bandwidth_gb_per_s[u][v])
+                latency = max(latency, latency_of(cluster, u, v))
+    return 2 * (k - 1) / k * num_bytes / (bandwidth * 1e9 / 1000) + 2 * (k - 1) * latency
+
+
+def memory_needs(model, stage: Stage, order) -> list[float]:
+    """The gigabytes of each device of a stage that runs these blocks in this order."""
+    in_flight = most = 0
+    for block in order:
+        in_flight += 1 if block.kind == "F" else -1
+        most = max(most, in_flight)
+    parameters = sum(model.layers[index].parameter_bytes for index in stage.layers)
+    activations = sum(model.layers[index].activation_bytes for index in stage.layers)
+    first = stage.layers[0]
+    entering = model.layers[first - 1].output_bytes if first > 0 else model.input_bytes
+    needs = []
+    for share in shares_of(stage):
+        need = parameters * (1 + model.optimizer_bytes_per_parameter_byte)
+        if stage.recompute:
+            need += most * entering * share + activations * share
+        else:
+            need += most * activations * share
+        needs.append(need / 1e9)
+    return needs
+
+
 def pe_orders(costs: PipelineCosts, num_microbatches: int) -> list[list[int]]:
     """The order in which PE runs the blocks: forward m as m, backward m as -1 - m.
 

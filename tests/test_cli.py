@@ -19,7 +19,7 @@ from pipeplan.documents import files
 from pipeplan.documents.syntax import to_json
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.door import plan
-from pipeplan.simulator import simulate
+from pipeplan.replaying import simulate
 
 PLAN = ("plan", "bert-large", "4x2-10g")
 BAD_NAME = "\x1b[1m\x9b2J[b]x\n:cat:\u202e"

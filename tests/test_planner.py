@@ -162,9 +162,9 @@ class TestSchedules:
             run = SCHEDULES[rule](costs, microbatches)
             schedule = Schedule.from_codes(run.order_SM2.tolist())
             assert all(len(set(order)) == 2 * microbatches for order in schedule)
-            ends = replay(costs, [list(order) for order in schedule])
+            ends = replay(costs, schedule.to_codes())
             reduce_ms = costs.all_reduce_ms_S
-            last = max(end + reduce_ms[block.stage] for block, end in ends.items())
+            last = max(max(row) + reduce_ms[stage] for stage, row in enumerate(ends))
             assert run.iteration_ms == pytest.approx(last, abs=1e-9)
 
     def test_caps_hold(self):

@@ -3,16 +3,18 @@ import random
 import numpy as np
 import pytest
 
-from instances import even_model, flat_cluster, random_costs, random_schedule
+from instances import even_model, flat_cluster, random_plan
 from pipeplan import checker
 from pipeplan.cluster import Duplex
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
-from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
+from pipeplan.pipeline import AllReduce, Block, Kind, Plan, Schedule, Stage, Transfer
+from pipeplan.replaying import replay_plan, simulate
 from pipeplan.schedules import SCHEDULES, fixed_codes
-from pipeplan.simulator import run_schedule, simulate
+from pipeplan.simulator import run_plan, run_schedule, timeline_of
 
 F, B = Kind.FORWARD, Kind.BACKWARD
+THREE_EACH = "F0 F1 F2 B0 B1 B2\nF0 B0 F1 B1 F2 B2"
 
 
 def costs_of(forward, backward, there, back, half=False, reduce=None) -> PipelineCosts:
@@ -67,24 +69,53 @@ def test_a_channel_carries_one_transfer_at_a_time():
     assert run.block_start_ms_SM2[1].tolist() == [4, 7, 8, 9]
 
 
-@pytest.mark.parametrize(("half", "second_forward_ms"), [(False, 6), (True, 10)])
-def test_half_duplex_shares_the_channel(half, second_forward_ms):
-    # Stage 1 sends B0 back at 6, when F1 of stage 0 has just ended. With two stages the rule
-    # i + 4(S-1) - 2n - 1 <= j + 2n + 1 reads 0 + 3 <= 1 + 1: forward first. So F1 goes at 6
-    # in both cases, and with half duplex B0 waits for it.
-    costs = costs_of([2, 1], [1, 1], [2], [2], half=half)
-    run = run_schedule(costs, codes_of("F0 F1 B0 B1\nF0 B0 F1 B1"))
-    assert run.transfer_start_ms_C2M[0, 0].tolist() == [2, 4]
-    assert run.transfer_start_ms_C2M[0, 1].tolist() == [6, 8]
+def test_half_duplex_makes_a_transfer_wait_for_the_other_direction():
+    # Transfers take 4. The channel carries F0 from 2 to 6 and F1, which waits since 4, from 6 to
+    # 10. Stage 1 ends B0 at 8: with full duplex it goes at once, with half duplex at 10.
+    #
+    #   time     0  2  4  6  8  10 12 14
+    #   stage 0  F0 F1
+    #   stage 1  .  .  .  FB
+    #   full     .  f0 f0 f1 f1           and b0 from 8 to 12
+    #   half     .  f0 f0 f1 f1 b0 b0
+    codes = codes_of("F0 F1 B0 B1\nF0 B0 F1 B1")
+    for half, first_back_ms in ((False, 8), (True, 10)):
+        run = run_schedule(costs_of([2, 1], [1, 1], [4], [4], half=half), codes)
+        assert run.transfer_start_ms_C2M[0, 0].tolist() == [2, 6]
+        assert run.transfer_start_ms_C2M[0, 1].tolist()[0] == first_back_ms
+
+
+def test_half_duplex_prefers_the_forward_where_the_rule_says_so():
+    # F1 of stage 0 and B0 of stage 1 both end at 8, and the channel is free. Two stages, channel
+    # 0, one forward and no backward begun: 0 + 4 - 0 - 1 <= 1 + 0 + 1 does not hold. So F1 goes
+    # first, from 8 to 9, and B0 follows; with full duplex both go at 8.
+    #
+    #   time     0  .  .  .  4  5  .  .  8  9  10
+    #   stage 0  F0 F0 F0 F0 F1 F1 F1 F1 .  .  B0
+    #   stage 1  .  .  .  .  .  F0 F0 B0 .  F1 ...     (F0 ends at 6.5)
+    #   half     .  .  .  .  f0 .  .  .  f1 b0
+    codes = codes_of("F0 F1 B0 B1\nF0 B0 F1 B1")
+    for half, backs_ms, block_ms in (
+        (False, [8, 12], [0, 4, 9, 13]),
+        (True, [9, 12], [0, 4, 10, 13]),
+    ):
+        run = run_schedule(costs_of([4, 1.5], [1, 1.5], [1], [1], half=half), codes)
+        assert run.transfer_start_ms_C2M[0, 0].tolist() == [4, 8]
+        assert run.transfer_start_ms_C2M[0, 1].tolist() == backs_ms
+        assert run.block_start_ms_SM2[0].tolist() == block_ms
+        assert run.iteration_ms == 14
 
 
 def test_half_duplex_prefers_as_the_rule_says():
     # Both wait at 4, when the first forward transfer ends: F1 (ended at 2) and nothing else yet;
     # at 7 F2 and B0 both wait: i = 0, j = 2 on channel 0 of 2 stages: 0 + 3 <= 2 + 1, backward.
     costs = costs_of([1, 1], [1, 1], [3], [3], half=True)
-    run = run_schedule(costs, codes_of("F0 F1 F2 B0 B1 B2\nF0 B0 F1 B1 F2 B2"))
+    run = run_schedule(costs, codes_of(THREE_EACH))
     assert run.transfer_start_ms_C2M[0, 0].tolist() == [1, 4, 10]
     assert run.transfer_start_ms_C2M[0, 1].tolist()[0] == 7
+    full = run_schedule(costs_of([1, 1], [1, 1], [3], [3]), codes_of(THREE_EACH))
+    assert full.transfer_start_ms_C2M[0, 0].tolist() == [1, 4, 7]
+    assert full.transfer_start_ms_C2M[0, 1].tolist()[0] == 6
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 8])
@@ -104,19 +135,39 @@ def test_zero_length_work_happens_in_rounds():
     assert run.iteration_ms == 0
 
 
-def test_equals_the_checkers_replay_on_random_plans():
-    for seed in range(5000):
-        rng = random.Random(seed)
-        costs = random_costs(rng, shares=True)
-        schedule = random_schedule(rng, costs.num_stages, rng.randint(1, 6))
-        codes = np.array(schedule.to_codes(), dtype=np.int32)
-        run = run_schedule(costs, codes)
-        end_ms_of = checker.replay(costs, [list(order) for order in schedule])
-        length_ms = {F: costs.forward_ms_S, B: costs.backward_ms_S}
-        for stage, order in enumerate(schedule):
-            for position, block in enumerate(order):
-                end_ms = run.block_start_ms_SM2[stage, position] + length_ms[block.kind][stage]
-                assert abs(end_ms - end_ms_of[block]) <= 1e-9, seed
+@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.full)])
+def test_equals_the_checkers_replay_on_random_plans(count):
+    """Plans of all kinds: every schedule, shares, recomputation, both duplex modes, ties."""
+    for seed in range(count):
+        made = random_plan(random.Random(seed))
+        costs, run = run_plan(made)
+        timeline = timeline_of(costs, run)
+        ends_ms = checker.replay(costs, made.schedule.to_codes())
+        assert run.order_SM2.tolist() == made.schedule.to_codes()
+        assert np.abs(timeline.block_end_ms_SM2 - ends_ms).max() <= 1e-9, seed
+        lasts_ms = [order[-1] for order in ends_ms] + costs.all_reduce_ms_S
+        assert np.abs(run.end_ms_S - lasts_ms).max() <= 1e-9, seed
+        assert timeline.iteration_ms == run.iteration_ms == run.end_ms_S.max()
+        assert checker.check(replay_plan(made).plan).errors == (), seed
+
+
+def test_random_plans_are_of_all_kinds():
+    """The test above means what it says: among its plans there is some of everything."""
+    plans = [random_plan(random.Random(seed)) for seed in range(500)]
+    costs = [CostModel(made.model, made.cluster).pipeline_costs(made.stages) for made in plans]
+    stages = [stage for made in plans for stage in made.stages]
+    assert {made.cluster.duplex for made in plans} == set(Duplex)
+    assert {len(made.stages) for made in plans} >= {1, 2, 3, 4, 5}
+    for count in (
+        sum(stage.shares is not None for stage in stages),
+        sum(stage.recompute for stage in stages),
+        sum(isinstance(made.cluster.latency_us, tuple) for made in plans),
+        sum((cost.forward_ms_S == 0).any() for cost in costs),
+        sum((cost.backward_ms_S == 0).any() for cost in costs),
+        sum((cost.send_forward_ms_C == 0).any() for cost in costs),
+        sum((cost.all_reduce_ms_S > 0).any() for cost in costs),
+    ):
+        assert count > 25
 
 
 def test_deadlock_says_which_block_waits_for_which():
@@ -125,6 +176,24 @@ def test_deadlock_says_which_block_waits_for_which():
         run_schedule(costs, codes_of("F0 B0 F1 B1\nF1 F0 B0 B1"))
     assert "stage 0 waits at 0B0 for 1B0" in str(caught.value)
     assert "stage 1 waits at 1F1 for 0F1" in str(caught.value)
+
+
+def test_the_two_stages_that_wait_for_each_other_are_found_behind_others():
+    # Every stage waits for B0 of the next one, but only the last two wait for each other.
+    rows = ["F0 B0 F1 B1"] * 5 + ["F1 F0 B0 B1"]
+    costs = costs_of([1] * 6, [1] * 6, [0] * 5, [0] * 5)
+    with pytest.raises(ScheduleError) as caught:
+        run_schedule(costs, codes_of("\n".join(rows)))
+    assert str(caught.value) == (
+        "schedule: deadlocks: stage 4 waits at 4B0 for 5B0, stage 5 waits at 5F1 for 4F1"
+    )
+
+
+def test_a_last_stage_can_wait_for_itself():
+    costs = costs_of([1, 1, 1], [1, 1, 1], [0, 0], [0, 0])
+    with pytest.raises(ScheduleError) as caught:
+        run_schedule(costs, codes_of("F0 B0\nF0 B0\nB0 F0"))
+    assert str(caught.value) == "schedule: deadlocks: stage 2 waits at 2B0 for 2F0"
 
 
 def plan_of(schedule: Schedule, microbatches: int) -> Plan:
@@ -142,12 +211,24 @@ def plan_of(schedule: Schedule, microbatches: int) -> Plan:
 def test_simulate_gives_every_block_transfer_and_all_reduce():
     schedule = Schedule.from_codes(one_f_one_b_codes(2, 3).tolist())
     timeline = simulate(plan_of(schedule, 3))
+    # stage 0  F0 F1 .  B0 B0 F2 B1 B1 .  .  B2 B2      F takes 1, B takes 2, transfers nothing
+    # stage 1  .  F0 B0 B0 F1 B1 B1 F2 B2 B2
     assert timeline.iteration_ms == 12
     assert [str(timed.block) for timed in timeline.blocks[1]] == [
         "1F0", "1B0", "1F1", "1B1", "1F2", "1B2",
     ]  # fmt: skip
-    assert len(timeline.transfers) == 6
-    assert [reduce.stage for reduce in timeline.all_reduces] == [0, 1]
+    assert [(timed.start_ms, timed.end_ms) for timed in timeline.blocks[0]] == [
+        (0, 1), (1, 2), (4, 6), (6, 7), (7, 9), (10, 12),
+    ]  # fmt: skip
+    assert timeline.transfers == (
+        Transfer(F, 0, 0, 1, 1),
+        Transfer(F, 0, 1, 2, 2),
+        Transfer(F, 0, 2, 7, 7),
+        Transfer(B, 0, 0, 4, 4),
+        Transfer(B, 0, 1, 7, 7),
+        Transfer(B, 0, 2, 10, 10),
+    )
+    assert timeline.all_reduces == (AllReduce(0, 12, 12), AllReduce(1, 10, 10))
 
 
 @pytest.mark.parametrize(
@@ -155,29 +236,21 @@ def test_simulate_gives_every_block_transfer_and_all_reduce():
     [
         [[0, 1, -1], [0, 1, -1, -2]],  # a block is missing
         [[0, 0, -1, -2], [0, 1, -1, -2]],  # a block stands twice
+        [[0, 1, -1, -2, -2], [0, 1, -1, -2]],  # nothing is missing, but a block stands twice
+        [[0, 1, -1, -2], [0, 1, -1, -2, 1, -2]],
+        [[0, 1, 2, -1, -2, -3], [0, 1, 2, -1, -2, -3]],  # a microbatch too many
         [[0, 1, -1, -2]],  # a stage is missing
+        [[0, 1, -1, -2]] * 3,  # a stage too many
     ],
 )
 def test_incomplete_schedules_are_refused(orders):
     with pytest.raises(ScheduleError, match="schedule"):
         simulate(plan_of(Schedule.from_codes(orders), 2))
+    with pytest.raises(ScheduleError, match="schedule"):  # without the checker before it too
+        run_plan(plan_of(Schedule.from_codes(orders), 2))
 
 
-def test_costs_follow_the_cost_model():
-    """One stage of two devices, then one of one device; every number worked out by hand."""
-    model = even_model(3, 4.0, 8.0)
-    cluster = flat_cluster(3, 2.0, latency_us=500.0, duplex=Duplex.HALF)
-    stages = (
-        Stage(layers=range(2), devices=(0, 1), shares=(0.25, 0.75)),
-        Stage(layers=range(2, 3), devices=(2,), recompute=True),
-    )
-    costs = CostModel(model, cluster).pipeline_costs(stages)
-    assert costs.forward_ms_S.tolist() == [6.0, 4.0]  # 8 * 0.75
-    assert costs.backward_ms_S.tolist() == [12.0, 12.0]  # 16 * 0.75; 8 + 4
-    assert costs.send_forward_ms_C.tolist() == [0.5]  # nothing to send, but a latency to pay
-    assert costs.all_reduce_ms_S.tolist() == [1.0, 0.0]  # 2 (k-1) latencies
-    assert costs.channel_ms_C.tolist() == [1.0]
-
-
-def test_blocks_print_as_they_are_written():
-    assert str(Block(F, 2, 0)) == "2F0"
+def test_blocks_of_another_stage_are_refused():
+    order = (Block(F, 0, 0), Block(B, 0, 0))
+    with pytest.raises(ScheduleError, match=r"schedule\[1\]"):
+        run_plan(plan_of(Schedule((order, order)), 1))

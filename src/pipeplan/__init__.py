@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
     from pipeplan.planning.door import plan
     from pipeplan.profile import LayerProfile, ModelProfile
+    from pipeplan.replaying import simulate
     from pipeplan.report.html import write_report
-    from pipeplan.simulator import simulate
 
 __all__ = [
     "Block",
@@ -80,7 +80,7 @@ _NAMES_IN = {
     "planning.door": ("plan",),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
-    "simulator": ("simulate",),
+    "replaying": ("simulate",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 

@@ -1,22 +1,46 @@
 """Judges any plan, whoever made it.
 
-Shares only `cost` with the rest: its own slow, plain replay runs the schedule by the rules
-of `docs/formats.md` instead of trusting the simulator that predicted the figures.
+It shares only `cost` with the rest. Its own plain replay (`plain_replay`) runs the schedule by the
+rules of `docs/formats.md`. It does not trust the simulator that predicted the figures.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
-from pipeplan.cost import CostModel, PipelineCosts
+import numpy as np
+
+from pipeplan.cost import CostModel, Floats, PipelineCosts
 from pipeplan.errors import ScheduleError
-from pipeplan.pipeline import Block, Kind, Plan
+from pipeplan.pipeline import BoundScope, Plan, Prediction, Stage
+from pipeplan.plain_replay import block_name, replay
 
-__all__ = ["Verdict", "check", "memory_excesses", "replay"]
+__all__ = [
+    "Verdict",
+    "check",
+    "disagreements",
+    "memory_excesses",
+    "replay",
+    "structural_errors",
+]
 
-SAME_INSTANT_MS = 1e-9
+MAX_MESSAGES = 200
 RELATIVE_TOLERANCE = 1e-6
 PE_WARM_UP = 4
 """PE's guarantee is (M + 4(S - 1)) rounds of the bottleneck."""
+
+# What FORMATS allows for each quantity beside 0.
+TIMES_MS = (1e-6, 1e12)
+LATENCIES_US = (1e-3, 1e12)
+BYTES = (1.0, 1e18)
+BANDWIDTHS_GB_PER_S = (1e-6, 1e9)
+MEMORIES_GB = (1e-6, 1e9)
+SPEEDS = (1e-3, 1e3)
+SHARES = (1e-6, 1.0)
+OPTIMIZER_FACTORS = (0.0, 1e3)
+MAX_MICROBATCHES = 65_536
+MAX_COUNT = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +49,8 @@ class Verdict:
 
     errors: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    """Those of `errors` that say that a figure under `predicted` is not the plan's."""
 
     @property
     def ok(self) -> bool:
@@ -35,282 +61,315 @@ class Verdict:
 def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     """The verdict on a plan: coverage, devices, links, schedule, memory, predicted figures.
 
-    Too much memory is a warning, with `strict_memory` an error.
+    Too much memory is a warning, with `strict_memory` an error. After a few hundred messages
+    one more says that there are others.
     """
-    errors = _check_stages(plan) + _check_shares(plan)
-    if not errors:
-        errors = _check_links(plan)
-    errors += _check_schedule(plan)
+    errors = structural_errors(plan)
     if errors:
         return Verdict(errors=tuple(errors))
     cost = CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     try:
-        end_ms_of = replay(costs, [list(order) for order in plan.schedule])
+        ends_ms = replay(costs, plan.schedule.to_codes())
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
-    too_much = memory_excesses(plan)
-    errors = _check_predicted(plan, cost, costs, end_ms_of)
+    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, ends_ms)))
+    too_much = memory_excesses(plan, cost)
     if strict_memory:
-        return Verdict(errors=tuple(errors + too_much))
-    return Verdict(errors=tuple(errors), warnings=tuple(too_much))
+        return Verdict(errors=tuple(_first_few(chain(stale, too_much))), stale=tuple(stale))
+    return Verdict(errors=tuple(stale), warnings=tuple(too_much), stale=tuple(stale))
 
 
-def _check_stages(plan: Plan) -> list[str]:
-    errors = []
+def structural_errors(plan: Plan) -> list[str]:
+    """What is wrong with a plan before anything runs: numbers, stages, links, orders of blocks."""
+    return _first_few(_find_structural_errors(plan))
+
+
+def _first_few(messages: Iterable[str]) -> list[str]:
+    """The first messages; the others are never made."""
+    few = list(islice(messages, MAX_MESSAGES + 1))
+    if len(few) > MAX_MESSAGES:
+        few[MAX_MESSAGES:] = [f"there are more than these {MAX_MESSAGES} messages"]
+    return few
+
+
+def _find_structural_errors(plan: Plan) -> Iterator[str]:
+    bandwidth_DD = np.array(plan.cluster.bandwidth_gb_per_s, dtype=np.float64)
+    wrong = False
+    for message in chain(
+        _check_stages(plan), _check_shares(plan), _check_numbers(plan, bandwidth_DD)
+    ):
+        wrong = True
+        yield message
+    if not wrong:
+        yield from _check_links(plan, bandwidth_DD)
+    yield from _check_schedule(plan)
+
+
+def _check_stages(plan: Plan) -> Iterator[str]:
     next_layer = 0
     stage_of: dict[int, int] = {}
     num_devices = len(plan.cluster.devices)
     if plan.microbatches < 1:
-        errors.append(f"microbatches: {plan.microbatches} is not at least 1")
+        yield f"microbatches: {plan.microbatches} is not at least 1"
+    elif plan.microbatches > MAX_MICROBATCHES:
+        yield f"microbatches: {plan.microbatches} is above {MAX_MICROBATCHES}"
     for index, stage in enumerate(plan.stages):
         if stage.layers.start != next_layer:
-            errors.append(
+            yield (
                 f"stages[{index}].layers: starts at {stage.layers.start}, not at {next_layer};"
                 " stages cover all layers once, in order"
             )
         next_layer = stage.layers.stop
         for device in stage.devices:
             if not 0 <= device < num_devices:
-                errors.append(f"stages[{index}].devices: there is no device {device}")
+                yield f"stages[{index}].devices: there is no device {device}"
             elif device in stage_of:
-                errors.append(
+                yield (
                     f"stages[{index}].devices: {plan.cluster.devices[device].name!r} already"
                     f" serves stage {stage_of[device]}; a device serves one stage"
                 )
             else:
                 stage_of[device] = index
     if next_layer != len(plan.model.layers):
-        errors.append(
+        yield (
             f"stages: cover {next_layer} of {len(plan.model.layers)} layers;"
             " stages cover all layers once, in order"
         )
-    return errors
 
 
-def _check_shares(plan: Plan) -> list[str]:
-    errors = []
+def _check_shares(plan: Plan) -> Iterator[str]:
     for index, stage in enumerate(plan.stages):
         if stage.shares is None:
             continue
         path = f"stages[{index}].shares"
         if len(stage.shares) != len(stage.devices):
-            errors.append(f"{path}: has {len(stage.shares)} for {len(stage.devices)} devices")
-        elif not all(share > 0 for share in stage.shares):
-            errors.append(f"{path}: {min(stage.shares):g} is not above zero")
+            yield f"{path}: has {len(stage.shares)} for {len(stage.devices)} devices"
+            continue
+        wrong = next((share for share in stage.shares if not share > 0), None)
+        if wrong is not None:
+            yield f"{path}: {wrong:g} is not above zero"
+        elif min(stage.shares) < SHARES[0] or max(stage.shares) > SHARES[1]:
+            yield f"{path}: {min(stage.shares):g}..{max(stage.shares):g} is not within 1e-06..1"
         elif abs(math.fsum(stage.shares) - 1) > RELATIVE_TOLERANCE:
-            errors.append(f"{path}: sum to {math.fsum(stage.shares):g}, not to 1")
-    return errors
+            yield f"{path}: sum to {math.fsum(stage.shares):g}, not to 1"
 
 
-def _check_links(plan: Plan) -> list[str]:
+def _check_numbers(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
+    """Numbers beyond the format's limits, which could overflow or come to nothing."""
+    model, cluster = plan.model, plan.cluster
+    for index, layer in enumerate(model.layers):
+        path = f"model.layers[{index}]"
+        yield from _outside(f"{path}.forward_ms", layer.forward_ms, TIMES_MS)
+        yield from _outside(f"{path}.backward_ms", layer.backward_ms, TIMES_MS)
+        yield from _outside(f"{path}.output_bytes", layer.output_bytes, BYTES)
+        yield from _outside(f"{path}.gradient_bytes", layer.gradient_bytes, BYTES)
+        yield from _outside(f"{path}.parameter_bytes", layer.parameter_bytes, BYTES)
+        yield from _outside(f"{path}.activation_bytes", layer.activation_bytes, BYTES)
+    yield from _outside("model.input_bytes", model.input_bytes, BYTES)
+    optimizer = model.optimizer_bytes_per_parameter_byte
+    yield from _outside("model.optimizer_bytes_per_parameter_byte", optimizer, OPTIMIZER_FACTORS)
+    if not 1 <= model.microbatch_size <= MAX_COUNT:
+        yield f"model.microbatch_size: {model.microbatch_size} is not within 1..{MAX_COUNT}"
+    for index, device in enumerate(cluster.devices):
+        if device.speed == 0:
+            yield f"cluster.devices[{index}].speed: 0 is not above zero"
+        yield from _outside(f"cluster.devices[{index}].speed", device.speed, SPEEDS)
+        if device.memory_gb is not None:
+            yield from _outside(
+                f"cluster.devices[{index}].memory_gb", device.memory_gb, MEMORIES_GB
+            )
+    yield from _outside_DD("cluster.bandwidth_gb_per_s", bandwidth_DD, BANDWIDTHS_GB_PER_S)
+    if isinstance(cluster.latency_us, tuple):
+        latency_DD = np.array(cluster.latency_us, dtype=np.float64)
+        yield from _outside_DD("cluster.latency_us", latency_DD, LATENCIES_US)
+    else:
+        yield from _outside("cluster.latency_us", cluster.latency_us, LATENCIES_US)
+
+
+def _outside(path: str, number: float, limits: tuple[float, float]) -> Iterator[str]:
+    if number != 0 and not limits[0] <= number <= limits[1]:
+        yield f"{path}: {number:g} is neither 0 nor within {limits[0]:g}..{limits[1]:g}"
+
+
+def _outside_DD(path: str, numbers_DD: Floats, limits: tuple[float, float]) -> Iterator[str]:
+    """The same for each pair of devices, row by row; the diagonal is ignored."""
+    for row, numbers in enumerate(numbers_DD):
+        inside = (numbers == 0) | ((limits[0] <= numbers) & (numbers <= limits[1]))
+        for column in np.flatnonzero(~inside).tolist():
+            if row != column:
+                yield from _outside(f"{path}[{row}][{column}]", float(numbers[column]), limits)
+
+
+def _check_links(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
     """Devices of one stage, and of neighbouring stages, need paths in both directions."""
-    bandwidth = plan.cluster.bandwidth_gb_per_s
     names = [device.name for device in plan.cluster.devices]
-    errors = []
+    path_DD = bandwidth_DD > 0
     for index, stage in enumerate(plan.stages):
         behind = plan.stages[index + 1].devices if index + 1 < len(plan.stages) else ()
+        others = np.array([*stage.devices, *behind], dtype=np.intp)
         for position, u in enumerate(stage.devices):
-            for v in (*stage.devices[position + 1 :], *behind):
+            rest = others[position + 1 :]
+            has_both_ways = path_DD[u, rest] & path_DD[rest, u]
+            for v in rest[~has_both_ways].tolist():
                 for sender, receiver in ((u, v), (v, u)):
-                    if not bandwidth[sender][receiver] > 0:
-                        errors.append(
+                    if not path_DD[sender, receiver]:
+                        yield (
                             f"stages[{index}].devices: needs a path from {names[sender]!r}"
                             f" to {names[receiver]!r}, but the cluster has none"
                         )
-    return errors
 
 
-def _check_schedule(plan: Plan) -> list[str]:
+def _check_schedule(plan: Plan) -> Iterator[str]:
     if len(plan.schedule) != len(plan.stages):
-        return [f"schedule: has {len(plan.schedule)} orders for {len(plan.stages)} stages"]
-    errors = []
-    for stage, order in enumerate(plan.schedule):
-        position_of: dict[Block, int] = {}
-        for position, block in enumerate(order):
-            path = f"schedule[{stage}][{position}]"
-            if block.stage != stage or not 0 <= block.microbatch < plan.microbatches:
-                errors.append(f"{path}: {block} is not a block of this stage")
-            elif block in position_of:
-                errors.append(f"{path}: {block} stands at {position_of[block]} already")
+        yield f"schedule: has {len(plan.schedule)} orders for {len(plan.stages)} stages"
+        return
+    for stage, order in enumerate(plan.schedule.to_codes()):
+        position_of: dict[int, int] = {}
+        for position, code in enumerate(order):
+            if not -plan.microbatches <= code < plan.microbatches:
+                block = plan.schedule.block(stage, position)
+                yield f"schedule[{stage}][{position}]: {block} is not a block of this stage"
+            elif code in position_of:
+                first = position_of[code]
+                name = block_name(stage, code)
+                yield f"schedule[{stage}][{position}]: {name} stands at {first} already"
             else:
-                position_of[block] = position
-        for microbatch in range(plan.microbatches):
-            forward = Block(Kind.FORWARD, stage, microbatch)
-            backward = Block(Kind.BACKWARD, stage, microbatch)
-            missing = [str(block) for block in (forward, backward) if block not in position_of]
-            if missing:
-                errors.append(f"schedule[{stage}]: {' and '.join(missing)} missing")
-            elif position_of[backward] < position_of[forward]:
-                errors.append(f"schedule[{stage}]: {backward} stands before {forward}")
-    return errors
+                position_of[code] = position
+        for forward in range(plan.microbatches):
+            backward = -1 - forward
+            if forward in position_of and backward in position_of:
+                if position_of[backward] < position_of[forward]:
+                    later, earlier = block_name(stage, forward), block_name(stage, backward)
+                    yield f"schedule[{stage}]: {earlier} stands before {later}"
+            else:
+                missing = [code for code in (forward, backward) if code not in position_of]
+                listed = " and ".join(block_name(stage, code) for code in missing)
+                yield f"schedule[{stage}]: does not hold every block: {listed} missing"
 
 
-def memory_excesses(plan: Plan) -> list[str]:
-    """Where a stage needs more memory than its device has."""
-    cost = CostModel(plan.model, plan.cluster)
-    limits = [device.memory_gb for device in plan.cluster.devices]
-    messages = []
-    for index, needs in enumerate(_memory_gb(plan, cost)):
-        for device, need_gb in zip(plan.stages[index].devices, needs, strict=True):
-            limit_gb = limits[device]
-            if limit_gb is not None and need_gb > limit_gb * (1 + RELATIVE_TOLERANCE):
-                messages.append(
+def memory_excesses(plan: Plan, cost: CostModel | None = None) -> list[str]:
+    """Where a stage needs more memory than its device has; the first few hundred of them."""
+    cost = cost or CostModel(plan.model, plan.cluster)
+    return _first_few(_find_memory_excesses(plan, cost))
+
+
+def _find_memory_excesses(plan: Plan, cost: CostModel) -> Iterator[str]:
+    for index, needs_gb in enumerate(_memory_gb(plan, cost)):
+        for u, need_gb in zip(plan.stages[index].devices, needs_gb, strict=True):
+            device = plan.cluster.devices[u]
+            if device.memory_gb is None:
+                continue
+            if need_gb > device.memory_gb * (1 + RELATIVE_TOLERANCE):
+                yield (
                     f"stage {index} needs {need_gb:.3g} GB on"
-                    f" {plan.cluster.devices[device].name!r} ({limit_gb:g} GB);"
+                    f" {device.name!r} ({device.memory_gb:g} GB);"
                     " use more devices, a smaller microbatch or fewer microbatches in flight"
                 )
-    return messages
 
 
 def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
     """For each stage its devices' memory, from the most microbatches there at once."""
     memory = []
-    for stage, order in zip(plan.stages, plan.schedule, strict=True):
+    for stage, order in zip(plan.stages, plan.schedule.to_codes(), strict=True):
         in_flight = most = 0
-        for block in order:
-            in_flight += 1 if block.kind is Kind.FORWARD else -1
-            most = max(most, in_flight)
+        for code in order:
+            in_flight += 1 if code >= 0 else -1
+            if in_flight > most:
+                most = in_flight
         memory.append(cost.memory_gb(stage, most))
     return memory
 
 
-def _check_predicted(
-    plan: Plan, cost: CostModel, costs: PipelineCosts, end_ms_of: dict[Block, float]
-) -> list[str]:
-    predicted = plan.predicted
-    if predicted is None:
-        return []
-    errors = []
+def _replayed_figures(
+    plan: Plan, cost: CostModel, costs: PipelineCosts, ends_ms: list[list[float]]
+) -> Prediction:
+    """What the plan should predict; its guarantee as if its schedule were PE's."""
     all_reduce_ms = costs.all_reduce_ms_S.tolist()
-    iteration_ms = max(
-        max(end_ms_of[block] for block in order) + all_reduce_ms[stage]
-        for stage, order in enumerate(plan.schedule)
-    )
+    iteration_ms = max(ends[-1] + all_reduce_ms[stage] for stage, ends in enumerate(ends_ms))
     busy_ms = plan.microbatches * math.fsum(
         ms for stage in plan.stages for ms in cost.device_compute_ms(stage)
     )
     num_used = sum(len(stage.devices) for stage in plan.stages)
-    bubble = 1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0
-
-    def compare(field: str, claimed: float, actual: float) -> None:
-        if not math.isclose(claimed, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
-            errors.append(f"predicted.{field}: says {claimed:.9g}, the replay {actual:.9g}")
-
-    compare("iteration_ms", predicted.iteration_ms, iteration_ms)
-    compare("bubble_fraction", predicted.bubble_fraction, bubble)
-    actual_memory = {
-        plan.cluster.devices[device].name: need_gb
-        for stage, needs in zip(plan.stages, _memory_gb(plan, cost), strict=True)
-        for device, need_gb in zip(stage.devices, needs, strict=True)
-    }
-    if set(predicted.peak_memory_gb) != set(actual_memory):
-        errors.append("predicted.peak_memory_gb: does not name exactly the used devices")
-    else:
-        for name, need_gb in actual_memory.items():
-            compare(f"peak_memory_gb[{name!r}]", predicted.peak_memory_gb[name], need_gb)
-    if predicted.schedule_guarantee_ms is not None:
-        num_stages = len(plan.stages)
-        rounds = plan.microbatches + PE_WARM_UP * (num_stages - 1)
-        slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *costs.channel_ms_C])
-        guarantee_ms = float(rounds * slowest_ms + max(all_reduce_ms))
-        compare("schedule_guarantee_ms", predicted.schedule_guarantee_ms, guarantee_ms)
-        if iteration_ms > guarantee_ms * (1 + RELATIVE_TOLERANCE):
-            errors.append(
-                f"predicted.schedule_guarantee_ms: {guarantee_ms:.9g} is broken"
-                f" by an iteration of {iteration_ms:.9g}"
-            )
-    if predicted.bound is not None:
-        bound_ms = predicted.bound.lower_bound_ms
-        if bound_ms > iteration_ms * (1 + RELATIVE_TOLERANCE):
-            errors.append(
-                f"predicted.lower_bound_ms: {bound_ms:.9g} is above"
-                f" the plan's own iteration of {iteration_ms:.9g}"
-            )
-    return errors
+    rounds = plan.microbatches + PE_WARM_UP * (len(plan.stages) - 1)
+    slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *costs.channel_ms_C])
+    return Prediction(
+        iteration_ms=iteration_ms,
+        bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,
+        peak_memory_gb={
+            plan.cluster.devices[device].name: need_gb
+            for stage, needs_gb in zip(plan.stages, _memory_gb(plan, cost), strict=True)
+            for device, need_gb in zip(stage.devices, needs_gb, strict=True)
+        },
+        schedule_guarantee_ms=float(rounds * slowest_ms + max(all_reduce_ms)),
+    )
 
 
-def replay(costs: PipelineCosts, orders: list[list[Block]]) -> dict[Block, float]:
-    """When each block ends, found by walking from instant to instant.
+def disagreements(plan: Plan, replayed: Prediction) -> Iterator[str]:
+    """Where the plan's predicted figures differ from the replayed ones, one message each.
 
-    At an instant all ends and arrivals are taken first, then channels are served, then stages
-    start; work of no length opens another round at that instant.
+    `replayed` holds the guarantee that the plan has if its schedule is PE's.
     """
-    num_stages = len(orders)
-    length_ms = {
-        Kind.FORWARD: costs.forward_ms_S.tolist(),
-        Kind.BACKWARD: costs.backward_ms_S.tolist(),
-    }
-    send_ms = {
-        Kind.FORWARD: costs.send_forward_ms_C.tolist(),
-        Kind.BACKWARD: costs.send_backward_ms_C.tolist(),
-    }
-    end_ms_of: dict[Block, float] = {}
-    arrived = {block for block in orders[0] if block.kind is Kind.FORWARD}
-    left = [list(reversed(order)) for order in orders]
-    running: dict[int, tuple[float, Block]] = {}  # by stage
-    sending: dict[tuple[int, Kind], tuple[float, int]] = {}  # by channel and direction
-    waiting: dict[tuple[int, Kind], list[int]] = {
-        (channel, kind): [] for channel in range(num_stages - 1) for kind in Kind
-    }
-    begun = dict.fromkeys(waiting, 0)
-
-    def take_ends() -> None:
-        for stage, (end_ms, block) in list(running.items()):
-            if end_ms > now_ms + SAME_INSTANT_MS:
-                continue
-            del running[stage]
-            end_ms_of[block] = end_ms
-            if block.kind is Kind.FORWARD and stage == num_stages - 1:
-                arrived.add(Block(Kind.BACKWARD, stage, block.microbatch))
-            elif block.kind is Kind.FORWARD:
-                waiting[stage, Kind.FORWARD].append(block.microbatch)
-            elif stage > 0:
-                waiting[stage - 1, Kind.BACKWARD].append(block.microbatch)
-        for (channel, kind), (end_ms, microbatch) in list(sending.items()):
-            if end_ms > now_ms + SAME_INSTANT_MS:
-                continue
-            del sending[channel, kind]
-            receiver = channel + 1 if kind is Kind.FORWARD else channel
-            arrived.add(Block(kind, receiver, microbatch))
-
-    def serve(channel: int) -> None:
-        wanted = [
-            kind for kind in Kind if waiting[channel, kind] and (channel, kind) not in sending
-        ]
-        if costs.half_duplex:
-            if any((channel, kind) in sending for kind in Kind):
-                return
-            if len(wanted) == 2:
-                i, j = begun[channel, Kind.BACKWARD], begun[channel, Kind.FORWARD]
-                backward_first = i + 4 * (num_stages - 1) - 2 * channel - 1 <= j + 2 * channel + 1
-                wanted = [Kind.BACKWARD if backward_first else Kind.FORWARD]
-        for kind in wanted:
-            begun[channel, kind] += 1
-            sending[channel, kind] = (
-                now_ms + send_ms[kind][channel],
-                waiting[channel, kind].pop(0),
+    predicted = plan.predicted
+    if predicted is None:
+        return
+    yield from _differs("iteration_ms", predicted.iteration_ms, replayed.iteration_ms)
+    yield from _differs("bubble_fraction", predicted.bubble_fraction, replayed.bubble_fraction)
+    if set(predicted.peak_memory_gb) != set(replayed.peak_memory_gb):
+        yield "predicted.peak_memory_gb: does not name exactly the used devices"
+    else:
+        for name, need_gb in replayed.peak_memory_gb.items():
+            yield from _differs(
+                f"peak_memory_gb[{name!r}]", predicted.peak_memory_gb[name], need_gb
             )
+    longest_ms = replayed.schedule_guarantee_ms
+    if predicted.schedule_guarantee_ms is not None and longest_ms is not None:
+        yield from _differs("schedule_guarantee_ms", predicted.schedule_guarantee_ms, longest_ms)
+        if replayed.iteration_ms > longest_ms * (1 + RELATIVE_TOLERANCE):
+            yield (
+                f"predicted.schedule_guarantee_ms: {longest_ms:.9g} is broken"
+                f" by an iteration of {replayed.iteration_ms:.9g}"
+            )
+    yield from _check_bound(plan, predicted, replayed.iteration_ms)
 
-    def start(stage: int) -> None:
-        if stage in running or not left[stage] or left[stage][-1] not in arrived:
-            return
-        block = left[stage].pop()
-        running[stage] = (now_ms + length_ms[block.kind][stage], block)
 
-    now_ms = 0.0
-    while True:
-        take_ends()
-        for channel in range(num_stages - 1):
-            serve(channel)
-        for stage in range(num_stages):
-            start(stage)
-        ends = [end_ms for end_ms, _ in (*running.values(), *sending.values())]
-        if not ends:
-            break
-        if min(ends) > now_ms + SAME_INSTANT_MS:
-            now_ms = min(ends)
-    stuck = [f"stage {stage} at {rest[-1]}" for stage, rest in enumerate(left) if rest]
-    if stuck:
-        raise ScheduleError(f"schedule: deadlocks: {', '.join(stuck)} wait for ever")
-    return end_ms_of
+def _differs(field: str, claimed: float, actual: float) -> Iterator[str]:
+    if not math.isclose(claimed, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
+        yield f"predicted.{field}: says {claimed:.9g}, the replay {actual:.9g}"
+
+
+def _check_bound(plan: Plan, predicted: Prediction, iteration_ms: float) -> Iterator[str]:
+    if predicted.bound is None:
+        return
+    bound_ms = predicted.bound.lower_bound_ms
+    if not 0 <= bound_ms < math.inf:
+        yield f"predicted.lower_bound_ms: {bound_ms:g} is not a finite number of at least 0"
+    elif bound_ms > iteration_ms * (1 + RELATIVE_TOLERANCE):
+        yield (
+            f"predicted.lower_bound_ms: {bound_ms:.9g} is above"
+            f" the plan's own iteration of {iteration_ms:.9g}"
+        )
+    if predicted.bound.scope == BoundScope.EVEN_SHARES:
+        for index, stage in enumerate(plan.stages):
+            if not _has_even_shares(stage, plan.model.microbatch_size):
+                yield (
+                    "predicted.bound_scope: 'even-shares' does not speak of this plan: the shares"
+                    f" of stages[{index}] are not even; it has to be 'any' or null"
+                )
+
+
+def _has_even_shares(stage: Stage, microbatch_size: int) -> bool:
+    """Whether all shares are equal, or as equal as whole samples can be."""
+    if stage.shares is None:
+        return True
+    k = len(stage.shares)
+    even = [1 / k] * k
+    fewer, with_one_more = divmod(microbatch_size, k)
+    whole = [fewer / microbatch_size] * (k - with_one_more)
+    whole += [(fewer + 1) / microbatch_size] * with_one_more
+    ordered = sorted(stage.shares)
+    return any(all(map(_is_same_share, ordered, expected)) for expected in (even, whole))
+
+
+def _is_same_share(share: float, other: float) -> bool:
+    return math.isclose(share, other, rel_tol=RELATIVE_TOLERANCE)

@@ -1,20 +1,25 @@
-"""The nouns of a planned pipeline: stages, blocks, schedule, timeline, bound, plan. No algorithms.
+"""The nouns of a planned pipeline: stages, schedule, timeline, bound, plan. No algorithms.
 
-A schedule says in which order each stage runs its blocks, and no times::
-
-    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
-    stage 1   F0 B0 F1 B1 F2 B2 F3 B3
-
-A timeline is what becomes of it under the cost model: blocks, transfers and all-reduces
-with their start and end.
+Blocks, schedules and timelines are written in `blocks`; everybody gets them from here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate
 from typing import Any
 
+from pipeplan.blocks import (
+    AllReduce,
+    Block,
+    Codes,
+    Kind,
+    Schedule,
+    TimedBlock,
+    Timeline,
+    Transfer,
+    most_in_flight,
+)
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.profile import ModelProfile
@@ -24,6 +29,7 @@ __all__ = [
     "Block",
     "Bound",
     "BoundScope",
+    "Codes",
     "Kind",
     "Plan",
     "Prediction",
@@ -33,14 +39,8 @@ __all__ = [
     "Timeline",
     "Transfer",
     "draw_in_notebooks",
+    "most_in_flight",
 ]
-
-
-class Kind(StrEnum):
-    """The two directions that a microbatch goes through the pipeline."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,108 +72,6 @@ class Stage:
         if self.shares is not None:
             return self.shares
         return (1.0 / len(self.devices),) * len(self.devices)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The smallest scheduled work: one microbatch forward or backward through one stage."""
-
-    kind: Kind
-    stage: int
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """For each stage the order of its blocks; no times."""
-
-    orders: tuple[tuple[Block, ...], ...]
-
-    @classmethod
-    def from_codes(cls, codes: Sequence[Sequence[int]]) -> "Schedule":
-        """The schedule that a kernel wrote: `m` is F(m), `-1 - m` is B(m)."""
-        forward, backward = Kind.FORWARD, Kind.BACKWARD
-        return cls(
-            tuple(
-                tuple(
-                    Block(forward, stage, code) if code >= 0 else Block(backward, stage, -1 - code)
-                    for code in order
-                )
-                for stage, order in enumerate(codes)
-            )
-        )
-
-    def to_codes(self) -> list[list[int]]:
-        """The schedule as kernels read it: F(m) is `m`, B(m) is `-1 - m`."""
-        return [
-            [b.microbatch if b.kind is Kind.FORWARD else -1 - b.microbatch for b in order]
-            for order in self.orders
-        ]
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages."""
-        return len(self.orders)
-
-    def most_in_flight(self, stage: int) -> int:
-        """The most microbatches that the stage has begun forward and not ended backward."""
-        steps = (1 if block.kind is Kind.FORWARD else -1 for block in self.orders[stage])
-        return max(accumulate(steps), default=0)
-
-    def __iter__(self) -> Iterator[tuple[Block, ...]]:
-        return iter(self.orders)
-
-    def __getitem__(self, stage: int) -> tuple[Block, ...]:
-        return self.orders[stage]
-
-    def __len__(self) -> int:
-        return len(self.orders)
-
-
-@dataclass(frozen=True, slots=True)
-class TimedBlock:
-    """A block with its times."""
-
-    block: Block
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One microbatch's tensors on their way between stages `channel` and `channel + 1`."""
-
-    kind: Kind
-    channel: int
-    microbatch: int
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """The gradient all-reduce of one stage's replicas."""
-
-    stage: int
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Everything that happens in one iteration, with its times."""
-
-    blocks: tuple[tuple[TimedBlock, ...], ...]
-    """For each stage, in the order in which it runs them."""
-    transfers: tuple[Transfer, ...]
-    """By channel, forward before backward, each in the order in which they are sent."""
-    all_reduces: tuple[AllReduce, ...]
-    """One for each stage; of no length where the stage has one replica."""
-    iteration_ms: float
-    """The latest end of any stage's all-reduce."""
 
 
 class BoundScope(StrEnum):
@@ -257,6 +155,15 @@ class Plan:
         if self.predicted is None:
             raise PlanFileError("predicted: is missing; simulate the plan to get its figures")
         return self.predicted
+
+    def __repr__(self) -> str:
+        num_devices = sum(stage.num_replicas for stage in self.stages)
+        time = "not simulated" if self.predicted is None else f"{self.iteration_ms:.6g} ms"
+        return (
+            f"<Plan of {reprlib.repr(self.model.name)} on {reprlib.repr(self.cluster.name)}"
+            f" by {reprlib.repr(self.planner)}: {len(self.stages)} stages on {num_devices} devices,"
+            f" {self.microbatches} microbatches, {time}>"
+        )
 
     def _repr_html_(self) -> str | None:
         """What notebooks show, once the front door has said who draws it."""

@@ -1,7 +1,7 @@
-"""From a schedule and costs to the timeline of every block, transfer and all-reduce.
+"""From a schedule and costs to the times of every block, transfer and all-reduce.
 
-The rules are those of `docs/formats.md`, ties included; the event loop is a kernel
-(`_core/simulate.cpp`). Here are the guard in front of it and the nouns behind it.
+The rules are those of `docs/formats.md`, ties included. The event loop is a kernel
+(`_core/simulate.cpp`). This module checks what goes into the kernel and explains a deadlock.
 """
 
 from collections.abc import Sequence
@@ -9,25 +9,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeplan import _core
 from pipeplan.cost import CostModel, Floats, PipelineCosts
 from pipeplan.errors import ScheduleError
-from pipeplan.pipeline import (
-    AllReduce,
-    Block,
-    Kind,
-    Plan,
-    Schedule,
-    TimedBlock,
-    Timeline,
-    Transfer,
-)
+from pipeplan.pipeline import Block, Codes, Kind, Plan, Schedule, Timeline
 
-__all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule", "simulate"]
+__all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule", "timeline_of"]
 
-Codes = NDArray[np.int32]
 Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats]
 """What a kernel returns: the arrays of `Run`, the blocks done and the end of each stage."""
 
@@ -61,14 +50,13 @@ class Run:
         return float(self.end_ms_S.max())
 
 
-def simulate(plan: Plan) -> Timeline:
-    """The timeline of a plan; a schedule that deadlocks or is incomplete raises `ScheduleError`."""
-    return _timeline(*run_plan(plan))
+def run_plan(plan: Plan, cost: CostModel | None = None) -> tuple[PipelineCosts, Run]:
+    """One iteration of a plan as arrays; an incomplete schedule raises `ScheduleError`.
 
-
-def run_plan(plan: Plan) -> tuple[PipelineCosts, Run]:
-    """The same as arrays, which is all that a large plan has room for."""
-    costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
+    `cost` is the cost model of the plan's own inputs, for callers that have it already.
+    """
+    cost = cost or CostModel(plan.model, plan.cluster)
+    costs = cost.pipeline_costs(plan.stages)
     codes = _complete_codes(plan.schedule, plan.microbatches, len(plan.stages))
     return costs, run_schedule(costs, codes)
 
@@ -78,7 +66,7 @@ def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:
     trace = _core.run_schedule(*_kernel_arguments(costs), codes)
     blocks_done = trace[4].tolist()
     if any(done < codes.shape[1] for done in blocks_done):
-        raise ScheduleError(_explain_deadlock(Schedule.from_codes(codes.tolist()), blocks_done))
+        raise ScheduleError(_explain_deadlock(Schedule.from_codes(codes), blocks_done))
     return _run(costs, trace)
 
 
@@ -90,12 +78,32 @@ def run_list(
 ) -> Run:
     """One iteration in the order that a list scheduler decides as it goes.
 
-    A free stage runs its next forward or its next backward, whichever is there, and by
-    `preference` if both are; it never holds more than its cap of microbatches.
+    A free stage runs its next forward or its next backward, whichever is there. If both are,
+    `preference` decides. A stage never holds more microbatches than its cap.
     """
     caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
     arguments = _kernel_arguments(costs)
     return _run(costs, _core.run_list(*arguments, num_microbatches, preference, caps_S))
+
+
+def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
+    """The run as a timeline, which makes its blocks and transfers when they are asked for."""
+    is_forward_SM2 = run.order_SM2 >= 0
+    block_ms_SM2 = np.where(
+        is_forward_SM2, costs.forward_ms_S[:, None], costs.backward_ms_S[:, None]
+    )
+    send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+    block_end_ms_SM2 = run.block_start_ms_SM2 + block_ms_SM2
+    return Timeline(
+        order_SM2=run.order_SM2,
+        block_start_ms_SM2=run.block_start_ms_SM2,
+        block_end_ms_SM2=block_end_ms_SM2,
+        sent_C2M=run.sent_C2M,
+        transfer_start_ms_C2M=run.transfer_start_ms_C2M,
+        transfer_end_ms_C2M=run.transfer_start_ms_C2M + send_ms_C2[:, :, None],
+        all_reduce_start_ms_S=block_end_ms_SM2[:, -1],
+        all_reduce_end_ms_S=run.end_ms_S,
+    )
 
 
 def _kernel_arguments(costs: PipelineCosts) -> tuple[Floats, Floats, Floats, Floats, bool]:
@@ -120,76 +128,37 @@ def _run(costs: PipelineCosts, trace: Trace) -> Run:
 
 
 def _complete_codes(schedule: Schedule, num_microbatches: int, num_stages: int) -> Codes:
-    """The schedule as an array, once every block is known to be there exactly once."""
+    """The schedule as one array, once every block is known to be there exactly once."""
     if len(schedule) != num_stages:
         raise ScheduleError(f"schedule: has {len(schedule)} orders for {num_stages} stages")
-    every_block = list(range(-num_microbatches, num_microbatches))
-    rows = schedule.to_codes()
-    for stage, row in enumerate(rows):
-        if sorted(row) != every_block:
+    every_code = np.arange(-num_microbatches, num_microbatches)
+    for stage in range(num_stages):
+        if not np.array_equal(np.sort(schedule.codes(stage)), every_code):
             raise ScheduleError(
                 f"schedule[{stage}]: does not hold every microbatch of 0..{num_microbatches - 1}"
                 " exactly once forward and once backward"
             )
-    return np.array(rows, dtype=np.int32)
-
-
-def _timeline(costs: PipelineCosts, run: Run) -> Timeline:
-    schedule = Schedule.from_codes(run.order_SM2.tolist())
-    lengths = list(zip(costs.forward_ms_S.tolist(), costs.backward_ms_S.tolist(), strict=True))
-    blocks = tuple(
-        tuple(
-            TimedBlock(block, start, start + lengths[stage][block.kind is Kind.BACKWARD])
-            for block, start in zip(order, starts, strict=True)
-        )
-        for stage, (order, starts) in enumerate(
-            zip(schedule, run.block_start_ms_SM2.tolist(), strict=True)
-        )
-    )
-    transfers = []
-    for channel, lanes in enumerate(zip(run.sent_C2M, run.transfer_start_ms_C2M, strict=True)):
-        for kind, length, codes, starts in (
-            (Kind.FORWARD, float(costs.send_forward_ms_C[channel]), lanes[0][0], lanes[1][0]),
-            (Kind.BACKWARD, float(costs.send_backward_ms_C[channel]), lanes[0][1], lanes[1][1]),
-        ):
-            transfers += [
-                Transfer(kind, channel, code if code >= 0 else -1 - code, start, start + length)
-                for code, start in zip(codes.tolist(), starts.tolist(), strict=True)
-            ]
-    ends = run.end_ms_S.tolist()
-    lasts = [order[-1].end_ms for order in blocks]
-    return Timeline(
-        blocks=blocks,
-        transfers=tuple(transfers),
-        all_reduces=tuple(
-            AllReduce(stage, last, end)
-            for stage, (last, end) in enumerate(zip(lasts, ends, strict=True))
-        ),
-        iteration_ms=run.iteration_ms,
-    )
+    return np.stack([schedule.codes(stage) for stage in range(num_stages)])
 
 
 def _explain_deadlock(schedule: Schedule, blocks_done: list[int]) -> str:
     """Which block waits for which, around the circle.
 
-    Every stage that is not done waits at one block for another that has not run; following
-    these from stage to stage ends in a circle, since nothing can run.
+    Every unfinished stage waits at one block for another block that has not run. Following
+    these waits from stage to stage ends in a circle, since nothing can run. The circle is of
+    two neighbours, or of the last stage alone: each wait leads to a neighbour or stays.
     """
     waits_at = {
-        stage: order[done]
-        for stage, (order, done) in enumerate(zip(schedule, blocks_done, strict=True))
-        if done < len(order)
+        stage: schedule.block(stage, done)
+        for stage, done in enumerate(blocks_done)
+        if done < len(schedule.codes(stage))
     }
+    needed = {n: _needed_by(block, schedule.num_stages) for n, block in waits_at.items()}
     stage = min(waits_at)
-    visited: list[int] = []
-    while stage not in visited:
-        visited.append(stage)
-        stage = _needed_by(waits_at[stage], schedule.num_stages).stage
-    circle = visited[visited.index(stage) :]
-    steps = [
-        f"stage {n} waits at {waits_at[n]} for {_needed_by(waits_at[n], schedule.num_stages)}"
-        for n in circle
-    ]
+    while needed[needed[stage].stage].stage != stage:
+        stage = needed[stage].stage
+    circle = sorted({stage, needed[stage].stage})
+    steps = [f"stage {n} waits at {waits_at[n]} for {needed[n]}" for n in circle]
     return f"schedule: deadlocks: {', '.join(steps)}"
 
 

@@ -6,9 +6,9 @@ from instances import flat_cluster
 from pipeplan.cluster import Duplex
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.replaying import simulate
 from pipeplan.report.analysis.items import NOTHING
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
-from pipeplan.simulator import simulate
 
 INSTANT_MS = 1e-8
 

@@ -21,7 +21,7 @@ def simulate_command(plan: str, as_json: bool) -> None:
         print_plan(read)
         return
     from pipeplan.documents.files import timeline_document
-    from pipeplan.simulator import simulate
+    from pipeplan.replaying import simulate
 
     print_json(timeline_document(simulate(read)))
 

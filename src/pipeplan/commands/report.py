@@ -2,6 +2,8 @@
 
 import click
 
+from pipeplan.commands.shared import warn
+
 __all__ = ["plot_command", "report_command", "trace_command"]
 
 
@@ -13,7 +15,7 @@ def report_command(plan: str, output: str) -> None:
     from pipeplan.documents.files import read_plan
     from pipeplan.report.html import write_report
 
-    write_report(read_plan(plan), output)
+    write_report(read_plan(plan), output, warn=warn)
 
 
 @click.command("trace")
@@ -24,7 +26,7 @@ def trace_command(plan: str, output: str) -> None:
     from pipeplan.documents.files import read_plan
     from pipeplan.report.trace import write_trace
 
-    write_trace(read_plan(plan), output)
+    write_trace(read_plan(plan), output, warn=warn)
 
 
 @click.command("plot")
@@ -44,4 +46,4 @@ def plot_command(plan: str, output: str, width: int) -> None:
     from pipeplan.documents.files import read_plan
     from pipeplan.report.picture import plot
 
-    plot(read_plan(plan), output, width)
+    plot(read_plan(plan), output, width, warn=warn)

@@ -29,6 +29,7 @@ __all__ = [
     "resolve_cluster",
     "resolve_model",
     "say",
+    "warn",
 ]
 
 CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -69,7 +70,7 @@ def print_plan(plan: "Plan") -> None:
     from pipeplan.report.analysis.plan_analysis import analyse
     from pipeplan.report.terminal import render_plan
 
-    analysis = analyse(plan)
+    analysis = analyse(plan, warn)
     print_rich(lambda console: render_plan(analysis, console))
 
 
@@ -90,6 +91,11 @@ def print_json(document: Any) -> None:
 
     text = CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(document).decode())
     click.echo(text.encode(), nl=False)
+
+
+def warn(message: str) -> None:
+    """One line on stderr about something that is wrong but does not stop the command."""
+    say(f"warning: {message}")
 
 
 def say(message: str) -> None:

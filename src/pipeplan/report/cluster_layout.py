@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
-from pipeplan.report.elements import short_text
+from pipeplan.report.names import short_text
 
 __all__ = ["HEIGHT", "WIDTH", "Box", "Layout", "lay_out"]
 

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from pipeplan.documents.text import printable
 from pipeplan.planning.comparison import Comparison, ComparisonRow
+from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_gb, humanise_ms
 
 __all__ = ["render_comparison"]
@@ -76,5 +77,4 @@ def _seconds(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+    return short_text(text, LONGEST_NAME, "...")

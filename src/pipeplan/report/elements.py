@@ -8,9 +8,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
-from pipeplan.documents.text import printable
-
-__all__ = ["Markup", "element", "join", "short_text"]
+__all__ = ["Markup", "element", "join"]
 
 
 def element(tag: str, *children: str, **attributes: str | float) -> Markup:
@@ -27,14 +25,6 @@ def element(tag: str, *children: str, **attributes: str | float) -> Markup:
 def join(parts: Iterable[str]) -> Markup:
     """The parts one after the other; those that are not `Markup` are escaped."""
     return Markup("").join(parts)
-
-
-def short_text(name: str, limit: int = 28) -> str:
-    """A name from the inputs, which may hold anything, as one short line of plain text."""
-    beginning = name[: 4 * limit]  # runs of blanks become one
-    shown = printable(beginning)
-    fits = len(shown) <= limit and beginning == name
-    return shown if fits else f"{shown[: limit - 1]}…"
 
 
 def _value(value: str | float) -> str:

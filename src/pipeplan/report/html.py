@@ -22,9 +22,10 @@ from pipeplan.documents.files import plan_document
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Plan
 from pipeplan.report import page_content
-from pipeplan.report.checked import analyse_checked
+from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.cluster_picture import cluster_svg
-from pipeplan.report.elements import Markup, join, short_text
+from pipeplan.report.elements import Markup, join
+from pipeplan.report.names import short_text
 from pipeplan.report.page_comparison import comparison_table
 from pipeplan.report.page_data import summary_note, timeline_data
 from pipeplan.report.templating import as_script, own_file, render
@@ -73,7 +74,7 @@ def render_report(
     warn: Callable[[str], None] | None = None,
 ) -> str:
     """The report as text."""
-    analysis = analyse_checked(plan, warn)
+    analysis = analyse(plan, warn)
     claimed_ms = plan.predicted.iteration_ms if plan.predicted else None
     script = _script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

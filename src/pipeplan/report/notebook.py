@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from pipeplan.errors import PipeplanError
 from pipeplan.pipeline import Plan
-from pipeplan.report.analysis.plan_analysis import PlanAnalysis
-from pipeplan.report.checked import analyse_checked
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.colours import stage_colour
-from pipeplan.report.elements import short_text
+from pipeplan.report.names import short_text
 from pipeplan.report.templating import render
 from pipeplan.report.timeline_picture import timeline_svg
 from pipeplan.report.units import humanise_gb, humanise_ms, percent
@@ -33,7 +32,7 @@ class _Row:
 def notebook_html(plan: Plan) -> str:
     """The HTML for a notebook cell; a plan that cannot run shows why."""
     try:
-        analysis = analyse_checked(plan)
+        analysis = analyse(plan)
     except PipeplanError as error:  # showing an object never fails, whatever it holds
         return render("notebook.html", problem=short_text(str(error), 300))
     rows = [_row(analysis, index) for index in range(min(analysis.num_stages, MAX_ROWS))]

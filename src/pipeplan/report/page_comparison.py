@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan.report.elements import short_text
+from pipeplan.report.names import short_text
 from pipeplan.report.units import percent
 
 __all__ = ["ComparisonTable", "comparison_table"]

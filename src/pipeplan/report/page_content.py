@@ -9,7 +9,7 @@ from pipeplan.report.analysis.idle import Shares
 from pipeplan.report.analysis.memory import NeededMemory
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.colours import stage_colour
-from pipeplan.report.elements import short_text
+from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_gb, humanise_ms, percent, short_ms
 
 __all__ = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.report.checked import analyse_checked
+from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.timeline_picture import timeline_svg
 
 __all__ = ["FORMATS", "plot", "svg_to_png"]
@@ -46,7 +46,7 @@ def plot(
         raise InputError(f"format: {chosen!r} is none of {', '.join(FORMATS)}")
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
         raise InputError(f"width: {width} is not within {LEAST_WIDTH}..{MOST_WIDTH} pixels")
-    picture = str(timeline_svg(analyse_checked(plan, warn), width))
+    picture = str(timeline_svg(analyse(plan, warn), width))
     write_atomically(path, picture.encode() if chosen == "svg" else svg_to_png(picture))
 
 

@@ -4,9 +4,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.documents.text import printable
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
+from pipeplan.report.names import short_text
 from pipeplan.report.text_timeline import ASCII, UNICODE, draw_text_lane
 from pipeplan.report.units import humanise_gb, humanise_ms
 
@@ -107,8 +107,7 @@ def _device_names(plan: Plan, stage: Stage) -> Text:
 
 def _short(name: str) -> str:
     """A name from the inputs, which may hold anything, as one short printable word."""
-    shown = printable(name[: 4 * LONGEST_NAME])
-    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+    return short_text(name, LONGEST_NAME, "...")
 
 
 def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:

@@ -16,7 +16,8 @@ from pipeplan.pipeline import Stage
 from pipeplan.report.analysis.items import BACKWARD, FORWARD
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.colours import DARK, LIGHT
-from pipeplan.report.elements import Markup, element, join, short_text
+from pipeplan.report.elements import Markup, element, join
+from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_ms
 from pipeplan.simulator import Codes
 

@@ -16,8 +16,7 @@ from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
-from pipeplan.report.analysis.plan_analysis import PlanAnalysis
-from pipeplan.report.checked import analyse_checked
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.trace_events import (
     Counter,
     Event,
@@ -69,12 +68,12 @@ def write_trace(plan: Plan, path: str | Path, *, warn: Callable[[str], None] | N
             f" {MAX_EVENTS / 1e6:g} million that trace viewers open; take fewer microbatches, or"
             " write a report, which summarises a large plan"
         )
-    write_atomically(path, encode_trace(_events(analyse_checked(plan, warn))))
+    write_atomically(path, encode_trace(_events(analyse(plan, warn))))
 
 
 def count_events(plan: Plan) -> int:
     """At most how many events the trace of a plan has, by the sizes in the plan alone."""
-    replicas = [stage.num_replicas for stage in plan.stages]
+    replicas = [stage.num_replicas for stage in plan.stages] or [0]
     num_devices = sum(replicas)
     inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
     per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices

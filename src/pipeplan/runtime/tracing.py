@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
+from pipeplan.replaying import simulate
 from pipeplan.report.trace_events import (
     Metadata,
     Slice,
@@ -22,7 +23,6 @@ from pipeplan.report.trace_events import (
     name_process,
     name_track,
 )
-from pipeplan.simulator import simulate
 
 __all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
 

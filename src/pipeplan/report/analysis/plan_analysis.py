@@ -1,11 +1,12 @@
 """A plan and its simulated iteration, with all that people look for in them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.pipeline import Plan
+from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.report.analysis.cuts import Cut, find_cut
 from pipeplan.report.analysis.idle import (
     IdleTimes,
@@ -19,7 +20,7 @@ from pipeplan.report.analysis.items import Items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
 from pipeplan.report.analysis.memory import StageMemory, stage_memory
 from pipeplan.report.analysis.waits import follow_back, waited_for
-from pipeplan.simulator import Codes, Run, run_plan
+from pipeplan.simulator import Codes
 
 __all__ = ["PlanAnalysis", "StageFigures", "analyse"]
 
@@ -41,26 +42,29 @@ class StageFigures:
     """None for the last stage."""
 
 
-def analyse(plan: Plan) -> "PlanAnalysis":
-    """The analysis of a plan, which is simulated for it."""
-    return PlanAnalysis(plan, *run_plan(plan))
+def analyse(plan: Plan, warn: Callable[[str], None] | None = None) -> "PlanAnalysis":
+    """The analysis of a plan that is run again for it; what the checker refuses is refused here.
+
+    Figures under `predicted` that are missing or stale are replaced, and `warn` is told.
+    """
+    replayed = replay_plan(plan)
+    if warn is not None:
+        for warning in replayed.warnings:
+            warn(warning)
+    return PlanAnalysis(replayed)
 
 
 class PlanAnalysis:
     """Each answer is worked out when it is first asked for, and then kept."""
 
-    def __init__(self, plan: Plan, costs: PipelineCosts, run: Run) -> None:
-        self.plan = plan
-        self.costs = costs
-        self.run = run
-        self.iteration_ms = run.iteration_ms
-        self.num_stages = len(plan.stages)
-        self.num_used_devices = sum(stage.num_replicas for stage in plan.stages)
-
-    @cached_property
-    def cost(self) -> CostModel:
-        """The cost model of the plan's inputs."""
-        return CostModel(self.plan.model, self.plan.cluster)
+    def __init__(self, replayed: Replayed) -> None:
+        self.plan = replayed.plan
+        self.cost = replayed.cost
+        self.costs = replayed.costs
+        self.run = replayed.run
+        self.iteration_ms = self.run.iteration_ms
+        self.num_stages = len(self.plan.stages)
+        self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
 
     # ------------------------------------------------------------------ items and waits
 

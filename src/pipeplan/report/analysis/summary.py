@@ -76,7 +76,8 @@ def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> NDArray[n
     at_edges_ms = np.interp(edges_ms, known_ms, busy_ms, left=0.0)
     width_ms = edges_ms[1] - edges_ms[0]
     parts = np.clip(np.diff(at_edges_ms) / (width_ms or 1.0), 0.0, 1.0)
-    return np.rint(WHOLE * parts).astype(np.uint8)
+    rounded: NDArray[np.uint8] = np.rint(WHOLE * parts).astype(np.uint8)
+    return rounded
 
 
 def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes:
