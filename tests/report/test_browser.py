@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hostile_names import NAMES
+from hostile_names import hostile_plan as plan_named
 from pipeplan.documents.files import plan_document, read_plan
 from pipeplan.report import picture
 from pipeplan.report.analysis.plan_analysis import analyse
@@ -267,6 +269,50 @@ def test_hostile_names_do_nothing_but_show(open_report, hostile_plan):
     assert page.locator("script").count() == 3
     assert page.locator("img").count() == 0
     assert "</script><script>" in page.locator("h1").inner_text()
+
+
+def test_no_hostile_name_runs(browser, tmp_path):
+    """All thirty pages; an alert, or a variable that a name could set, would show."""
+    page = browser.new_context(viewport={"width": 900, "height": 700}).new_page()
+    complaints: list[str] = []
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text))
+    for key, name in NAMES.items():
+        path = tmp_path / f"{list(NAMES).index(key)}.html"
+        write_report(plan_named(name), path)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        page.mouse.move(*point_of(page, "F", 0, 0))
+        assert len(page.locator("#tip").inner_text()) < 400, key
+        assert page.evaluate("window.hacked") is None, key
+        assert page.locator("script").count() == 3, key
+    assert complaints == []
+    page.context.close()
+
+
+def test_a_summary_moves_and_tells(open_report, bert_plan, monkeypatch):
+    monkeypatch.setattr("pipeplan.report.page_data.MAX_ITEMS", 10)
+    page = open_report(bert_plan)
+    assert "A summary: this plan has" in page.locator(".summary").inner_text()
+    for hidden in ("#critical", "#microbatch", "#by-device", "#download-trace"):
+        assert not page.locator(hidden).is_visible()
+    box = page.locator("#timeline").bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + 50)
+    page.mouse.move(*middle)
+    told = page.locator("#tip").inner_text().split("\n")
+    assert told[0] == "stage 0"
+    assert told[2].startswith("busy ")
+    whole = span_ms(page)
+    page.mouse.wheel(0, -400)
+    page.wait_for_function(f"pipeplan.state.to - pipeplan.state.from < {whole} * 0.9")
+    page.locator("#timeline").focus()
+    for key in ("ArrowRight", "ArrowDown", "b", "Enter", "c", "Escape", "0"):
+        page.keyboard.press(key)
+    assert span_ms(page) == pytest.approx(whole)
+    with page.expect_download() as download:
+        page.locator("#download-plan").click()
+    assert download.value.suggested_filename == "bert-large-4x2-10g.plan.json"
 
 
 def test_touch_pans_and_pinches(open_report, drawn_plan):

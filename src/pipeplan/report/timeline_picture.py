@@ -107,7 +107,7 @@ def timeline_svg(analysis: PlanAnalysis, width: int = 1000, *, title: bool = Tru
                 fill=LIGHT["lane"],
             )
         )
-        if lane.label and y - last_label_y >= min(LABEL_HEIGHT, lane.height):
+        if lane.label and y - last_label_y >= LABEL_HEIGHT:
             last_label_y = y
             lanes.append(_label(LEFT - 8, y + lane.height / 2 + 3.5, lane.label, "end", 10.5))
         lanes += _lane_shapes(lane, y, scale)

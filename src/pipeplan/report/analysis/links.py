@@ -19,6 +19,8 @@ from pipeplan.pipeline import Plan, Stage
 __all__ = ["Link", "UsedLinks", "used_links"]
 
 MS_IN_S = 1e3
+SLACK = 100_000
+"""How many more links than asked for are kept before the least busy ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def used_links(
         num_used += len(columns[0])
         num_kept += len(columns[0])
         kept.append(columns)
-        if most is not None and num_kept > 4 * most + 1000:
+        if most is not None and num_kept > most + SLACK:
             kept = [_busiest(kept, most)]
             num_kept = len(kept[0][0])
     columns = _busiest(kept, most) if kept else ()

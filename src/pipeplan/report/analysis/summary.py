@@ -76,13 +76,15 @@ def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> NDArray[n
     at_edges_ms = np.interp(edges_ms, known_ms, busy_ms, left=0.0)
     width_ms = edges_ms[1] - edges_ms[0]
     parts = np.clip(np.diff(at_edges_ms) / (width_ms or 1.0), 0.0, 1.0)
-    rounded: NDArray[np.uint8] = np.rint(WHOLE * parts).astype(np.uint8)
+    # A lane that is hardly ever busy must not look idle.
+    rounded: NDArray[np.uint8] = np.maximum(np.rint(WHOLE * parts), parts > 0).astype(np.uint8)
     return rounded
 
 
 def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes:
     """The most microbatches held in each bin, those held when it begins included."""
     at_edges = np.searchsorted(memory.times_ms, edges_ms, side="right") - 1
+    at_edges[0] = 0  # all that happens at the very start
     most = np.maximum.reduceat(memory.in_flight, at_edges[:-1])  # without the last of each bin
     most = np.maximum(most, memory.in_flight[at_edges[1:]])
     return most.astype(np.int32)

@@ -73,7 +73,7 @@ function drawDensity(lane, y, name) {
     if (x < right) {
       const after = busyUntil(timeAt(Math.min(x + step, right)), lane);
       const whole = timeAt(x + step) - timeAt(x), busy = after[0] - before[0];
-      nextLevel = Math.round(Math.min(busy / whole, 1) * 8);
+      nextLevel = busy > whole * 1e-6 ? Math.max(1, Math.round(Math.min(busy / whole, 1) * 8)) : 0; // a little is not nothing
       nextStyle = name ? colours[name] : colours.mixes[Math.round(busy > 0 ? (after[1] - before[1]) / busy * 4 : 0)];
       before = after;
     }
