@@ -111,6 +111,10 @@ def test_compressed_plans_hold_no_time_stamp(drawn_plan, monkeypatch):
     assert packed[4:8] == b"\0\0\0\0"
 
 
+def test_the_peak_is_that_of_the_device_that_needs_most(drawn_plan):
+    assert "5 GBon d1, no limit" in Page(render_report(drawn_plan)).text
+
+
 def test_text_lanes_by_hand(analysis):
     assert draw_text_lane(analysis, 0, 42, ASCII) == "F0-F1-............B0====...B1====#########"
     assert draw_text_lane(analysis, 1, 42, ASCII) == "......F0-B0====F1-B1====.................."
