@@ -2,10 +2,9 @@
 
 import click
 
-from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.paths import require_paths
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import read_valid_plan
-from pipeplan.errors import InputError
 
 __all__ = ["plot_command", "report_command", "trace_command"]
 
@@ -52,17 +51,9 @@ def trace_command(plan: str, output: str) -> None:
 )
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
-    from pathlib import Path
-
-    suffix = ".svg" if is_stdout(output) else Path(output).suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.documents.syntax import write_atomically
-    from pipeplan.report.drawing import Drawing
-    from pipeplan.report.svg import svg_to_png, timeline_svg
+    from pipeplan.report.picture import plot, require_format
 
+    require_format(output)
     with progress("drawing"):
-        replayed = read_valid_plan(plan)
-        picture = timeline_svg(Drawing(replayed.plan, replayed.timeline), width)
-        write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))
+        plot(read_valid_plan(plan).plan, output, width)

@@ -52,11 +52,11 @@ def read_valid_plan(path: str) -> "Replayed":
 
 def print_plan(plan: "Plan") -> None:
     """Show a plan in the terminal."""
-    from pipeplan.replaying import simulate
+    from pipeplan.report.analysis.plan_analysis import analyse
     from pipeplan.report.terminal import render_plan
 
-    timeline = simulate(plan)
-    print_rich(lambda console: render_plan(plan, timeline, console))
+    analysis = analyse(plan)
+    print_rich(lambda console: render_plan(analysis, console))
 
 
 def print_rich(render: "Callable[[Console], RenderableType]") -> None:
