@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pipeplan.runtime import Pipeline  # noqa: E402
-from pipeplan.runtime.termination import Termination  # noqa: E402
-from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
+from pipeplan.runtime.supervision.termination import Termination  # noqa: E402
+from pipeplan.runtime.supervision.watchdog import WatchdogOptions  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
 from runtime.workers import Ranks  # noqa: E402
 
