@@ -74,11 +74,29 @@ def test_both_ends_of_a_transfer_are_slices():
                     sent += length
 
 
+def counts_of(division):
+    return [[len(mine) for mine in held] for held in division.rows]
+
+
 def test_nobody_is_idle_if_that_can_be():
-    division = divide_rows(stages_of(3, 3, shares=[(0.9, 0.05, 0.05)] * 2), 4)
-    assert all(mine for held in division.rows for mine in held[:1])
+    # The largest remainder is that of the first replica, but it has rows already.
+    division = divide_rows(stages_of(3, 3, shares=[(0.725, 0.1375, 0.1375)] * 2), 4)
+    assert counts_of(division) == [[2, 1, 1]] * 2
     even = divide_rows(stages_of(3, 2, 3), 3)
     assert all(mine for held in even.rows for mine in held)
+
+
+def test_somebody_is_idle_if_shares_leave_no_other_way():
+    """3.6 rows are rounded to 3 or 4, so that one is left for two replicas of a fifth of a row."""
+    division = divide_rows(stages_of(3, 3, shares=[(0.9, 0.05, 0.05)] * 2), 4)
+    assert counts_of(division)[0] == [3, 1, 0]
+    assert sorted(counts_of(division)[1]) in ([0, 0, 4], [0, 1, 3])
+
+
+def test_whole_products_are_kept_whole():
+    """0.1 * 0.7 * 100 is 6.999999999999999 in floating point, and means 7."""
+    shares = [(0.1, 0.9), (0.7, 0.3)]
+    assert divide_rows(stages_of(2, 2, shares=shares), 100).runs == (((7, 3), (63, 27)),)
 
 
 def test_more_replicas_than_rows_is_refused():
