@@ -54,9 +54,10 @@ def backward(*used):
 def test_gradients_of_all_microbatches_and_ranks_are_summed(other):
     first, second = parameters = make_parameters(2, 3)
     reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group="g")])
-    for _ in range(2):  # the second step starts from zero again
+    for step in range(2):  # the second step starts from zero again
         reducer.begin()
         backward(first, second)
+        assert len(other.started) == step  # this was not the last backward
         reducer.expect_last()
         backward(first, second)
         reducer.finish()
@@ -208,3 +209,12 @@ def test_close_removes_the_hooks(other):
     reducer.close()
     backward(*parameters)
     assert other.started == []
+
+
+def test_a_backward_before_the_first_step_starts_nothing(other):
+    parameters = make_parameters(1)
+    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)])
+    backward(*parameters)
+    assert (reducer.started_inside, other.started) == (0, [])
+    reducer.finish()
+    assert (reducer.started_inside, len(other.started)) == (0, 1)
