@@ -67,14 +67,14 @@ def test_gradients_of_all_microbatches_and_ranks_are_summed(other):
 
 
 def test_buckets_hold_parameters_from_behind_up_to_their_size(other):
-    parameters = make_parameters(4, 2, 2, 1)  # 16, 8, 8, 4 bytes
-    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)], 20)
+    parameters = make_parameters(3, 3, 4, 2)  # 12, 12, 16, 8 bytes
+    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)], 24)
     reducer.begin()
     reducer.expect_last()
     backward(*parameters)
     reducer.finish()
-    # From behind: 4 + 8 + 8 bytes are full, then 16; each with a count for each parameter.
-    assert other.started == [(0, 1 + 2 + 2 + 3), (0, 4 + 1)]
+    # From behind: 8 + 16 bytes and 12 + 12; each bucket with a count for each parameter.
+    assert other.started == [(0, 2 + 4 + 2), (0, 3 + 3 + 2)]
     assert [parameter.grad[0].item() for parameter in parameters] == [2.0, 4.0, 6.0, 8.0]
 
 
@@ -118,6 +118,18 @@ def test_buckets_start_inside_the_last_backward_only_and_in_order(other):
     reducer.finish()
     assert reducer.started_inside == 0
     assert len(other.started) == 4
+
+
+def test_a_bucket_waits_for_all_its_gradients(other):
+    first, second, third = parameters = make_parameters(1, 1, 1)
+    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)])
+    reducer.begin()
+    reducer.expect_last()
+    backward(first)
+    backward(second)
+    assert other.started == []
+    backward(third)
+    assert len(other.started) == 1
 
 
 def test_a_full_bucket_starts_before_the_backward_ends(other):

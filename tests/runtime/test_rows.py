@@ -21,6 +21,18 @@ def stages_of(*replicas, shares=None):
     )
 
 
+WITHOUT_MATRIX = [
+    ([(9, 2, 4, 7), (9, 9, 8, 7), (4, 4, 1)], 8),
+    ([(1, 8), (1,), (4, 9, 8, 7, 7), (5, 7)], 12),
+]
+"""Shares, by weights, and rows: the first rounding leaves no matrix for a later channel."""
+
+
+def weighted_stages(weights):
+    shares = [tuple(weight / sum(stage) for weight in stage) for stage in weights]
+    return stages_of(*map(len, weights), shares=shares)
+
+
 def random_stages(rng):
     stages = []
     for index in range(rng.randint(2, 4)):
@@ -76,6 +88,8 @@ def test_the_last_resort_is_within_two_rows(monkeypatch):
         stages = random_stages(rng)
         num_rows = rng.randint(max(stage.num_replicas for stage in stages), 40)
         check_division(stages, num_rows, 2)
+    for weights, num_rows in WITHOUT_MATRIX:
+        check_division(weighted_stages(weights), num_rows, 2)
     divide_rows.cache_clear()
 
 
@@ -106,6 +120,13 @@ def test_an_attempt_that_gets_stuck_is_followed_by_another(monkeypatch):
     divide_rows.cache_clear()
     expected = [None, random.Random(1).random(), random.Random(2).random()]
     assert attempts == [(number, False) for number in expected]
+
+
+@pytest.mark.parametrize(("weights", "num_rows"), WITHOUT_MATRIX)
+def test_a_rounding_without_a_matrix_behind_it_is_replaced(weights, num_rows):
+    stages = weighted_stages(weights)
+    assert rows_module._try_division(stages, num_rows, None) is None
+    check_division(stages, num_rows, 1)
 
 
 def test_numbers_that_mean_a_whole_number_are_not_rounded():
