@@ -338,9 +338,9 @@ class TestBest:
         plans = [plan(model, cluster, 4, seed=seed, effort=0.3) for seed in (0, 1, 2, 2**64 - 1)]
         assert plans[-1] == plan(model, cluster, 4, seed=2**64 - 1, effort=0.3)
         assert len({made.stages for made in plans}) > 1
-        with pytest.raises(InputError, match="64 bits"):
+        with pytest.raises(InputError, match=r"seed: .*2\*\*64"):
             plan(model, cluster, 4, seed=2**64)
-        with pytest.raises(InputError, match="64 bits"):
+        with pytest.raises(InputError, match=r"seed: .*2\*\*64"):
             plan(model, cluster, 4, seed=-1)
 
     def test_bad_arguments(self):

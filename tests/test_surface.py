@@ -43,14 +43,17 @@ PUBLIC = {
     "compare",
     "expand_hosts",
     "plan",
+    "plot",
     "read_cluster",
     "read_model",
     "read_plan",
     "simulate",
+    "sweep",
     "write_cluster",
     "write_model",
     "write_plan",
     "write_report",
+    "write_trace",
     "zoo",
 }
 

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
     from pipeplan.planning.comparison import Comparison, ComparisonRow, compare
     from pipeplan.planning.door import plan
+    from pipeplan.planning.sweep.running import sweep
     from pipeplan.profile import LayerProfile, ModelProfile
     from pipeplan.replaying import simulate
     from pipeplan.report.html import write_report
+    from pipeplan.report.picture import plot
+    from pipeplan.report.trace import write_trace
     from pipeplan.version import VERSION as __version__
 
 __all__ = [
@@ -66,14 +69,17 @@ __all__ = [
     "compare",
     "expand_hosts",
     "plan",
+    "plot",
     "read_cluster",
     "read_model",
     "read_plan",
     "simulate",
+    "sweep",
     "write_cluster",
     "write_model",
     "write_plan",
     "write_report",
+    "write_trace",
     "zoo",
 ]
 
@@ -98,8 +104,11 @@ _NAMES_IN = {
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
     "planning.comparison": ("Comparison", "ComparisonRow", "compare"),
     "planning.door": ("plan",),
+    "planning.sweep.running": ("sweep",),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
+    "report.picture": ("plot",),
+    "report.trace": ("write_trace",),
     "replaying": ("simulate",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}

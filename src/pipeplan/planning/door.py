@@ -21,7 +21,6 @@ from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan, Schedule
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import (
-    MAX_MICROBATCHES,
     Draft,
     Planner,
     Problem,
@@ -32,13 +31,18 @@ from pipeplan.plugins import SCHEDULE_GROUP, find
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
 from pipeplan.simulator import run_schedule
+from pipeplan.validation import (
+    MICROBATCHES,
+    require_count,
+    require_plan_size,
+    require_seed,
+)
 from pipeplan.version import VERSION
 
 __all__ = ["Attempt", "attempt", "make_problem", "plan"]
 
 ANY_SCHEDULE = "portfolio"
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
-MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +121,11 @@ def make_problem(
     report: Callable[[str], None] | None = None,
 ) -> Problem:
     """What planners get, once everything that the caller asked for is known to be possible."""
-    if not 1 <= microbatches <= MAX_MICROBATCHES:
-        raise InputError(f"microbatches: {microbatches} is not within 1..{MAX_MICROBATCHES}")
+    require_count(InputError, "microbatches", microbatches, MICROBATCHES)
+    require_plan_size(min(model.num_layers, cluster.num_devices), microbatches)
+    require_seed(seed)
     if not MIN_EFFORT <= effort <= MAX_EFFORT:
         raise InputError(f"effort: {effort:g} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}")
-    if not 0 <= seed <= MAX_SEED:
-        raise InputError(f"seed: {seed} is not within 0..{MAX_SEED}, the range of 64 bits")
     if time_limit_s is not None and not 0 < time_limit_s < math.inf:
         raise InputError(f"time_limit_s: {time_limit_s:g} is not a number above zero")
     if num_threads is not None and num_threads < 1:

@@ -11,10 +11,7 @@ from pipeplan.pipeline import Bound, Stage
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
-__all__ = ["MAX_MICROBATCHES", "Draft", "Planner", "Problem", "SearchInterrupted"]
-
-MAX_MICROBATCHES = 65_536
-"""More than anybody runs; a typing mistake beyond it would take all memory."""
+__all__ = ["Draft", "Planner", "Problem", "SearchInterrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

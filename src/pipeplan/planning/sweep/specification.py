@@ -9,8 +9,8 @@ from typing import Any
 from pipeplan.documents.syntax import read_document
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
-from pipeplan.planning.door import MAX_EFFORT, MAX_SEED, MIN_EFFORT
-from pipeplan.planning.problem import MAX_MICROBATCHES
+from pipeplan.planning.door import MAX_EFFORT, MIN_EFFORT
+from pipeplan.validation import MICROBATCHES, SEED
 
 __all__ = ["SweepSpec", "read_spec"]
 
@@ -39,8 +39,8 @@ class SweepSpec:
     def __post_init__(self) -> None:
         for name in ("models", "clusters", "planners"):
             _require_axis(name, getattr(self, name), str)
-        _require_axis("microbatches", self.microbatches, int, 1, MAX_MICROBATCHES)
-        _require_axis("seeds", self.seeds, int, 0, MAX_SEED)
+        _require_axis("microbatches", self.microbatches, int, 1, int(MICROBATCHES.most))
+        _require_axis("seeds", self.seeds, int, 0, int(SEED.most))
         if type(self.runnable) is not bool:
             raise InputError(f"runnable: {excerpt(self.runnable)} is neither true nor false")
         if not _is_number(self.effort) or not MIN_EFFORT <= self.effort <= MAX_EFFORT:
