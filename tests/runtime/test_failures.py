@@ -125,7 +125,7 @@ def test_raising_rank_is_named(tmp_path):
 
 
 @contextlib.contextmanager
-def busy_machine(num_processes=4):
+def busy_machine(num_processes=2):
     """Processes beside the ranks that compute all the time."""
     processes = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_processes)
