@@ -15,6 +15,7 @@ import pytest
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cli import main
+from pipeplan.commands import progress
 from pipeplan.documents import files
 from pipeplan.documents.syntax import to_json
 from pipeplan.errors import InfeasibleError
@@ -31,6 +32,7 @@ LAYER = {"forward_ms": 1, "backward_ms": 2, "output_bytes": 0, "parameter_bytes"
 def run(capfd, monkeypatch):
     """Runs the command line in this process: exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(progress, "QUIET_S", 1000.0)  # however busy the machine is
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as done:
