@@ -13,11 +13,12 @@ from instances import even_model, flat_cluster, forced, random_plan, whole_sampl
 from pipeplan import checker, zoo
 from pipeplan.checker import Verdict, check, memory_excesses, replay, structural_errors
 from pipeplan.cluster import Cluster, Duplex, HostGroup, expand_hosts
-from pipeplan.cost import PipelineCosts
+from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Bound, BoundScope, Kind, Plan, Schedule, Stage
 from pipeplan.planning.door import plan
 from pipeplan.replaying import replay_plan
+from pipeplan.schedules import schedule_guarantee_ms
 from pipeplan.simulator import run_schedule
 
 
@@ -99,6 +100,7 @@ WRONG = {
     "lower_bound_ms": lambda made: with_predicted(
         made, bound=Bound(lower_bound_ms=made.iteration_ms * 2, scope=BoundScope.ANY)
     ),
+    "microbatches": lambda made: forced(made, microbatches=0),
     "microbatches: 65537 is above 65536": lambda made: forced(made, microbatches=65_537),
     "stages[1].devices: there is no device -1": lambda made: with_stage(made, 1, devices=(-1,)),
     "1F0 is not a block of this stage": lambda made: with_order(made, 2, made.schedule[1]),
@@ -130,6 +132,23 @@ def test_a_good_plan_is_valid(good):
 def test_wrong_plans_are_refused(good, message):
     errors = check(WRONG[message](good)).errors
     assert any(message in error for error in errors), errors
+
+
+@pytest.mark.parametrize("shares", [(0.9999988, 1.2e-6), (1 - 1e-6, 1e-6), (0.5, 0.5000009)])
+def test_shares_at_the_limits_are_fine(good, shares):
+    assert structural_errors(with_stage(good, 0, shares=shares)) == []
+
+
+def test_one_device_may_take_its_whole_share(good):
+    whole = with_stage(good, 0, shares=(1.0,), devices=good.stages[0].devices[:1])
+    assert structural_errors(whole) == []
+
+
+def test_the_largest_numbers_of_microbatches_and_devices(good):
+    most = structural_errors(forced(good, microbatches=65_536))
+    assert most[0].startswith("schedule[0]")  # which does not hold that many, that is all
+    count = good.cluster.num_devices
+    assert f"there is no device {count}" in check(with_stage(good, 0, devices=(count,))).errors[0]
 
 
 def test_too_much_memory_is_a_warning_unless_strict(good):
@@ -197,7 +216,7 @@ def test_a_plan_without_figures_is_valid(good):
 
 
 def test_only_figures_are_compared_that_are_off_by_a_millionth(good):
-    for factor, is_stale in ((1 + 5e-7, False), (1 - 5e-7, False), (1 + 2e-6, True)):
+    for factor, is_stale in ((1 + 9e-7, False), (1 - 9e-7, False), (1 + 1.2e-6, True)):
         off = with_predicted(good, iteration_ms=good.iteration_ms * factor)
         assert bool(check(off).stale) is is_stale
     bubble = good.predicted.bubble_fraction
@@ -229,7 +248,7 @@ def test_memory_that_is_no_number_is_stale(good):
 
 
 def test_a_bound_may_equal_the_time_but_for_rounding(good):
-    for factor, is_ok in ((0.0, True), (1.0, True), (1 + 5e-7, True), (1 + 2e-6, False)):
+    for factor, is_ok in ((0.0, True), (1.0, True), (1 + 9e-7, True), (1 + 1.2e-6, False)):
         bound = Bound(lower_bound_ms=good.iteration_ms * factor, scope=BoundScope.ANY)
         assert check(with_predicted(good, bound=bound)).ok is is_ok
     negative = forced(good.predicted.bound, lower_bound_ms=-1.0)
@@ -537,8 +556,8 @@ def test_memory_is_too_much_only_beyond_rounding(good):
         devices[index] = replace(devices[index], memory_gb=limit_gb)
         return memory_excesses(replace(good, cluster=replace(good.cluster, devices=tuple(devices))))
 
-    assert excesses(need_gb) == excesses(need_gb * (1 - 5e-7)) == []
-    (message,) = excesses(need_gb * (1 - 2e-6))
+    assert excesses(need_gb) == excesses(need_gb * (1 - 9e-7)) == []
+    (message,) = excesses(need_gb * (1 - 1.2e-6))
     assert message.startswith(f"stage 0 needs {need_gb:.3g} GB on {name!r}")
 
 
@@ -556,7 +575,7 @@ def costs_of(forward, backward, there, back, *, half=False) -> PipelineCosts:
     )
 
 
-@pytest.mark.parametrize(("late_ms", "end_ms"), [(0.0, 14), (5e-10, 14), (3e-9, 15)])
+@pytest.mark.parametrize(("late_ms", "end_ms"), [(0.0, 14), (9e-10, 14), (1.2e-9, 15)])
 def test_ends_within_a_billionth_of_a_millisecond_are_one_instant(late_ms, end_ms):
     # F2 of stage 0 ends at 12, B0 of stage 1 `late_ms` later; the half-duplex channel is free.
     # At one instant both wait, and the rule (0 + 3 <= 2 + 1) sends B0 first: it arrives at 13.
@@ -565,7 +584,7 @@ def test_ends_within_a_billionth_of_a_millisecond_are_one_instant(late_ms, end_m
     orders = [[0, 1, 2, -1, -2, -3], [0, -1, 1, -2, 2, -3]]
     ends_ms = replay(costs, orders)
     assert ends_ms[0][3] == pytest.approx(end_ms, abs=1e-8)
-    assert ends_ms[1][:2] == [8, 12 + late_ms]
+    assert ends_ms[1].tolist()[:2] == [8, 12 + late_ms]
     run = run_schedule(costs, np.array(orders, dtype=np.int32))
     assert run.block_start_ms_SM2[0, 3] + 1 == ends_ms[0][3]
 
@@ -631,6 +650,10 @@ def test_random_plans_are_valid_and_stop_being_so():
         rng = random.Random(seed)
         made = replay_plan(random_plan(rng)).plan
         assert check(made).errors == (), seed
+        costs = CostModel(made.model, made.cluster).pipeline_costs(made.stages)
+        longest_ms = schedule_guarantee_ms(costs, made.microbatches)
+        errors = check(with_predicted(made, schedule_guarantee_ms=longest_ms)).errors
+        assert all("is broken" in error for error in errors), seed  # if it is not PE's
         codes = made.schedule.to_codes()
         row = codes[rng.randrange(len(codes))]
         i, j = rng.randrange(len(row)), rng.randrange(len(row))

@@ -1,6 +1,7 @@
 """Costs equal those of an oracle that shares nothing with them, and those worked out by hand."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -158,6 +159,24 @@ def test_only_pairs_with_paths_both_ways_are_connected():
     ]
 
 
+@pytest.mark.parametrize("k", [2, 12])
+def test_the_slowest_link_that_the_format_allows_is_a_path(k):
+    """1e-6 GB/s is one byte a millisecond."""
+    model = even_model(2, 1.0, 1.0)
+    layers = tuple(
+        replace(layer, output_bytes=144.0, parameter_bytes=144.0) for layer in model.layers
+    )
+    cost = CostModel(replace(model, layers=layers), flat_cluster(2 * k, 1e-6))
+    assert cost.connected_DD().all()
+    stages = (
+        Stage(layers=range(1), devices=tuple(range(k))),
+        Stage(layers=range(1, 2), devices=tuple(range(k, 2 * k))),
+    )
+    costs = cost.pipeline_costs(stages)
+    assert costs.send_forward_ms_C.tolist() == pytest.approx([144 / k / k])
+    assert costs.all_reduce_ms_S.tolist() == pytest.approx([2 * (k - 1) / k * 144] * 2)
+
+
 def test_the_limit_on_replicas_is_all_devices_unless_given():
     model, cluster = even_model(1, 1.0, 1.0), flat_cluster(3)
     assert CostModel(model, cluster).max_replicas == 3
@@ -169,3 +188,4 @@ def test_medians():
     assert median([5.0, 1.0]) == 3.0
     assert median([9.0, 1.0, 2.0]) == 2.0
     assert median(iter([4.0, 1.0, 9.0, 2.0])) == 3.0
+    assert median([1.0, 2.0, 4.0, 8.0, 100.0]) == 4.0

@@ -10,7 +10,7 @@ from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import AllReduce, Block, Kind, Plan, Schedule, Stage, Transfer
 from pipeplan.replaying import replay_plan, simulate
-from pipeplan.schedules import SCHEDULES, fixed_codes
+from pipeplan.schedules import SCHEDULES, fixed_codes, schedule_guarantee_ms
 from pipeplan.simulator import run_plan, run_schedule, timeline_of
 
 F, B = Kind.FORWARD, Kind.BACKWARD
@@ -128,6 +128,46 @@ def test_gpipe_and_1f1b_equal_their_closed_form(num_stages, num_microbatches):
         assert run.iteration_ms == (num_microbatches + num_stages - 1) * 3
 
 
+ORDERS_BY_RULE = {
+    "pe": "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4",
+    "1f1b": "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4",
+    "eager-1f1b": "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+    "gpipe": "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4",
+    "backward-first": "F0 F1 F2 B0 B1 F3 B2 F4 B3 B4",
+    "capped-4": "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4",
+    "capped-2": "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+}
+
+
+@pytest.mark.parametrize("rule", SCHEDULES)
+def test_rules_give_the_orders_worked_out_by_hand(rule):
+    # F of stage 0 takes 3, all else 1. At 9 stage 0 has run F0 F1 F2, and B0 waits since 7.
+    # PE: 0 + 4 <= 3 does not hold, so F3; at 12 it does, so B0; at 13 1 + 4 <= 4 does not, so F4.
+    # Backward first: B0, and B1, which arrives at 10; at 15 B3 is not there yet, so F4.
+    # Caps of 2 and 4 for each stage behind, and one more: 3 and 5 microbatches.
+    run = SCHEDULES[rule](costs_of([3, 1], [1, 1], [1], [1]), 5)
+    last = "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4" if rule == "gpipe" else "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"
+    assert run.order_SM2.tolist() == codes_of(f"{ORDERS_BY_RULE[rule]}\n{last}").tolist()
+
+
+def test_warm_ups_follow_the_number_of_stages():
+    costs = costs_of([1, 1, 1], [1, 1, 1], [0, 0], [0, 0])
+    for rule, warm_ups in (("1f1b", [3, 2, 1]), ("eager-1f1b", [5, 3, 1]), ("gpipe", [8, 8, 8])):
+        orders = SCHEDULES[rule](costs, 8).order_SM2.tolist()
+        assert [order.index(-1) for order in orders] == warm_ups
+    for rule, most in (("capped-2", [5, 3, 1]), ("capped-4", [9, 5, 1])):
+        held = SCHEDULES[rule](costs_of([1, 9, 9], [1, 1, 1], [0, 0], [0, 0]), 20).order_SM2
+        assert (2 * (held >= 0) - 1).cumsum(axis=1).max(axis=1).tolist() == most
+
+
+def test_the_guarantee_is_the_theorem_s_formula():
+    # (6 + 4 * 2) rounds of the busiest, and the longest all-reduce.
+    stages = {"forward": [1, 2, 3], "backward": [2, 2, 2], "reduce": [1, 7, 2]}
+    sends = {"there": [1, 4], "back": [3, 3]}
+    assert schedule_guarantee_ms(costs_of(**stages, **sends), 6) == 14 * 5 + 7
+    assert schedule_guarantee_ms(costs_of(**stages, **sends, half=True), 6) == 14 * 7 + 7
+
+
 def test_zero_length_work_happens_in_rounds():
     zeros = [0.0, 0.0]
     costs = costs_of([0, 0, 0], [0, 0, 0], zeros, zeros, half=True)
@@ -148,6 +188,9 @@ def test_equals_the_checkers_replay_on_random_plans(count):
         lasts_ms = [order[-1] for order in ends_ms] + costs.all_reduce_ms_S
         assert np.abs(run.end_ms_S - lasts_ms).max() <= 1e-9, seed
         assert timeline.iteration_ms == run.iteration_ms == run.end_ms_S.max()
+        sent_ms_C2M = timeline.transfer_end_ms_C2M - timeline.transfer_start_ms_C2M
+        lengths_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+        assert np.abs(sent_ms_C2M - lengths_ms_C2[:, :, None]).max(initial=0) <= 1e-9, seed
         assert checker.check(replay_plan(made).plan).errors == (), seed
 
 
@@ -246,7 +289,8 @@ def test_simulate_gives_every_block_transfer_and_all_reduce():
 def test_incomplete_schedules_are_refused(orders):
     with pytest.raises(ScheduleError, match="schedule"):
         simulate(plan_of(Schedule.from_codes(orders), 2))
-    with pytest.raises(ScheduleError, match="schedule"):  # without the checker before it too
+    # Without the checker before it too.
+    with pytest.raises(ScheduleError, match=r"every microbatch of 0\.\.1 exactly|orders for 2 st"):
         run_plan(plan_of(Schedule.from_codes(orders), 2))
 
 

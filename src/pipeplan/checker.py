@@ -5,7 +5,7 @@ rules of `docs/formats.md`. It does not trust the simulator that predicted the f
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -70,7 +70,8 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     cost = CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     try:
-        ends_ms = replay(costs, plan.schedule.to_codes())
+        # Views of the arrays take no room and give plain integers.
+        ends_ms = replay(costs, [plan.schedule.codes(n).data for n in range(len(plan.stages))])
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
     stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, ends_ms)))
@@ -224,9 +225,9 @@ def _check_schedule(plan: Plan) -> Iterator[str]:
     if len(plan.schedule) != len(plan.stages):
         yield f"schedule: has {len(plan.schedule)} orders for {len(plan.stages)} stages"
         return
-    for stage, order in enumerate(plan.schedule.to_codes()):
+    for stage in range(len(plan.stages)):
         position_of: dict[int, int] = {}
-        for position, code in enumerate(order):
+        for position, code in enumerate(plan.schedule.codes(stage).tolist()):
             if not -plan.microbatches <= code < plan.microbatches:
                 block = plan.schedule.block(stage, position)
                 yield f"schedule[{stage}][{position}]: {block} is not a block of this stage"
@@ -271,9 +272,9 @@ def _find_memory_excesses(plan: Plan, cost: CostModel) -> Iterator[str]:
 def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
     """For each stage its devices' memory, from the most microbatches there at once."""
     memory = []
-    for stage, order in zip(plan.stages, plan.schedule.to_codes(), strict=True):
+    for index, stage in enumerate(plan.stages):
         in_flight = most = 0
-        for code in order:
+        for code in plan.schedule.codes(index).tolist():
             in_flight += 1 if code >= 0 else -1
             if in_flight > most:
                 most = in_flight
@@ -282,7 +283,7 @@ def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
 
 
 def _replayed_figures(
-    plan: Plan, cost: CostModel, costs: PipelineCosts, ends_ms: list[list[float]]
+    plan: Plan, cost: CostModel, costs: PipelineCosts, ends_ms: Sequence[Sequence[float]]
 ) -> Prediction:
     """What the plan should predict; its guarantee as if its schedule were PE's."""
     all_reduce_ms = costs.all_reduce_ms_S.tolist()

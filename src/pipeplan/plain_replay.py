@@ -4,6 +4,7 @@ The checker judges plans by it. It shares no code with the simulator, so that ne
 the other's mistakes.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -25,7 +26,7 @@ def block_name(stage: int, code: int) -> str:
     return f"{stage}{Kind.FORWARD}{code}" if code >= 0 else f"{stage}{Kind.BACKWARD}{-1 - code}"
 
 
-def replay(costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> list[list[float]]:
+def replay(costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> "list[array[float]]":
     """When each block ends, found by walking from instant to instant.
 
     Orders hold codes: F(m) is `m`, B(m) is `-1 - m`. An instant is the earliest end that has
@@ -66,7 +67,7 @@ class _Replay:
 
         The place is a stage `n`, or `-1 - c` for the channel between stages c and c + 1.
         """
-        self.ends_ms: list[list[float]] = [[] for _ in orders]
+        self.ends_ms = [array("d") for _ in orders]
         self.next_position = [0] * len(orders)
         self.is_free = [True] * len(orders)
         self.arrived: list[set[int]] = [set() for _ in orders]

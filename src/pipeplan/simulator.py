@@ -134,17 +134,13 @@ def _complete_codes(schedule: Schedule, num_microbatches: int, num_stages: int) 
 def _explain_deadlock(schedule: Schedule, blocks_done: list[int]) -> str:
     """Which block waits for which, around the circle.
 
-    Every unfinished stage waits at one block for another block that has not run. Following
-    these waits from stage to stage ends in a circle, since nothing can run. The circle is of
-    two neighbours, or of the last stage alone: each wait leads to a neighbour or stays.
+    No stage is done: one that is has let its neighbours finish too. So every stage waits at
+    one block for another block that has not run. Following these waits from stage to stage ends
+    in a circle of two neighbours, or of the last stage alone: a wait leads to a neighbour or stays.
     """
-    waits_at = {
-        stage: schedule.block(stage, done)
-        for stage, done in enumerate(blocks_done)
-        if done < len(schedule.codes(stage))
-    }
-    needed = {n: _needed_by(block, schedule.num_stages) for n, block in waits_at.items()}
-    stage = min(waits_at)
+    waits_at = [schedule.block(stage, done) for stage, done in enumerate(blocks_done)]
+    needed = [_needed_by(block, schedule.num_stages) for block in waits_at]
+    stage = 0
     while needed[needed[stage].stage].stage != stage:
         stage = needed[stage].stage
     circle = sorted({stage, needed[stage].stage})

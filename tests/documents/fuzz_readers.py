@@ -29,7 +29,7 @@ from pipeplan.documents.json_text import to_json
 from pipeplan.errors import PipeplanError
 from pipeplan.pipeline import Bound, BoundLimit, BoundScope
 from pipeplan.planning.door import plan
-from pipeplan.simulator import simulate
+from pipeplan.replaying import simulate
 
 LIMIT_S = 5.0
 KINDS = {

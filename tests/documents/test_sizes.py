@@ -257,9 +257,10 @@ def test_larger_matrices_are_refused_before_they_are_written(tmp_path):
         limits.require_writable(full_latency)
 
 
-def test_what_could_not_be_read_is_not_written(tmp_path):
-    plan = replace(long_plan(1, 1), options={"x": ["text"] * 3_000_000})
-    with pytest.raises(InputError, match="cannot be written: has more than 2,500,000 texts"):
+def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_JSON_TEXTS", 1000)
+    plan = replace(long_plan(1, 1), options={"x": ["text"] * 1000})
+    with pytest.raises(InputError, match="cannot be written: has more than 1,000 texts"):
         files.write_plan(plan, tmp_path / "p.json")
     half = replace(long_plan(1, 1), planner="\ud800")
     with pytest.raises(InputError, match="cannot be written: a name holds half a character"):
@@ -279,3 +280,24 @@ def test_plans_with_hostile_names_come_back(tmp_path, seed):
     assert verdict.ok, verdict.errors
     for message in verdict.warnings:
         assert len(message.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------- page
+
+
+def test_the_format_page_states_these_limits():
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    sizes = page[page.index("### Sizes") : page.index("## Model")]
+    for size in (
+        MAX_DEVICES,
+        MAX_LAYERS,
+        MAX_BLOCKS,
+        limits.MAX_MATRIX_NUMBERS,
+        limits.MAX_JSON_VALUES,
+        limits.MAX_JSON_TEXTS,
+        limits.MAX_JSON_CONTAINERS,
+        limits.MAX_YAML_VALUES,
+    ):
+        assert f"{size:,}" in sizes
+    for size in (limits.MAX_JSON_BYTES, limits.MAX_REST_BYTES, limits.MAX_YAML_BYTES):
+        assert f"{size // 10**6} MB" in sizes
