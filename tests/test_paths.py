@@ -182,7 +182,7 @@ def test_pictures_and_pages_on_standard_output(run, plan_file):
     code, out, err = run("compare", "vgg19", "4x2-10g", *short)
     assert (code, err) == (0, "")
     assert out.startswith("<!DOCTYPE html>")
-    assert out.endswith("</html>\n")
+    assert out.rstrip().endswith("</html>")
 
 
 def test_a_sweep_needs_a_file(run):

@@ -3,6 +3,9 @@
 import argparse
 import json
 import random
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -11,7 +14,10 @@ from playwright.sync_api import Page, sync_playwright
 
 import pipeplan as pp
 from pipeplan.cost import CostModel
+from pipeplan.errors import InputError
 from pipeplan.report.html import write_report
+from pipeplan.report.picture import plot
+from pipeplan.report.trace import write_trace
 from pipeplan.schedules import SCHEDULES
 
 CHROMIUM = "/usr/bin/chromium"
@@ -24,7 +30,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SIZES = ((8, 32), (64, 256), (64, 800))
+SIZES = ((8, 32), (64, 256), (64, 800), (26, 30_000), (4096, 16))
 NUM_OPENINGS = 5
 NUM_FRAMES = 90
 
@@ -70,8 +76,8 @@ def make_plan(num_stages: int, num_microbatches: int, seed: int) -> pp.Plan:
         ),
     )
     cluster = pp.expand_hosts(
-        "hosts of eight",
-        [pp.HostGroup(count=num_stages // 8, devices=8, bandwidth_gb_per_s=50, memory_gb=80)],
+        "hosts of two",
+        [pp.HostGroup(count=num_stages // 2, devices=2, bandwidth_gb_per_s=50, memory_gb=80)],
         between_hosts_gb_per_s=12.5,
     )
     stages = tuple(
@@ -84,7 +90,7 @@ def make_plan(num_stages: int, num_microbatches: int, seed: int) -> pp.Plan:
         cluster=cluster,
         microbatches=num_microbatches,
         stages=stages,
-        schedule=pp.Schedule.from_codes(run.order_SM2.tolist()),
+        schedule=pp.Schedule.from_codes(run.order_SM2),
         planner="1f1b",
         seed=seed,
     )
@@ -99,18 +105,38 @@ def opening_ms(page: Page, path: Path) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def measure(page: Page, num_stages: int, num_microbatches: int, folder: Path) -> dict[str, float]:
+def write(kind: str, num_stages: int, num_microbatches: int, path: Path) -> dict[str, float]:
+    """Write one file, in a process of its own, for the sake of its peak memory."""
     plan = make_plan(num_stages, num_microbatches, seed=0)
-    path = folder / f"{num_stages}x{num_microbatches}.html"
     begin = time.perf_counter()
-    write_report(plan, path)
-    figures = {
+    try:
+        {"report": write_report, "plot": plot, "trace": write_trace}[kind](plan, path)
+    except InputError as error:
+        print(error, file=sys.stderr)
+    return {
+        f"{kind}_s": time.perf_counter() - begin,
+        f"{kind}_mb": path.stat().st_size / 1e6 if path.exists() else 0.0,
+        f"{kind}_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+def write_apart(kind: str, num_stages: int, num_microbatches: int, path: Path) -> dict[str, float]:
+    arguments = [kind, str(num_stages), str(num_microbatches), str(path)]
+    command = [sys.executable, __file__, "--write", *arguments]
+    figures: dict[str, float] = json.loads(subprocess.check_output(command))
+    return figures
+
+
+def measure(page: Page, num_stages: int, num_microbatches: int, folder: Path) -> dict[str, float]:
+    path = folder / f"{num_stages}x{num_microbatches}.html"
+    figures: dict[str, float] = {
         "stages": num_stages,
         "microbatches": num_microbatches,
         "blocks": 2 * num_stages * num_microbatches,
-        "write_s": time.perf_counter() - begin,
-        "file_mb": path.stat().st_size / 1e6,
     }
+    for kind, suffix in (("report", ".html"), ("plot", ".svg"), ("trace", ".json")):
+        output = path.with_suffix(suffix)
+        figures |= write_apart(kind, num_stages, num_microbatches, output)
     openings = sorted(opening_ms(page, path) for _ in range(NUM_OPENINGS))
     figures["open_ms"] = openings[NUM_OPENINGS // 2]
     figures["open_worst_ms"] = openings[-1]
@@ -123,7 +149,14 @@ def measure(page: Page, num_stages: int, num_microbatches: int, folder: Path) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="Print for machines.")
+    parser.add_argument(
+        "--write", nargs=4, help="Write one file: kind, stages, microbatches, path."
+    )
     arguments = parser.parse_args()
+    if arguments.write:
+        kind, num_stages, num_microbatches, path = arguments.write
+        print(json.dumps(write(kind, int(num_stages), int(num_microbatches), Path(path))))
+        return
     results = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))

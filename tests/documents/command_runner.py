@@ -61,7 +61,7 @@ if __name__ == "__main__":
     import pipeplan.documents.files
     import pipeplan.planning.door
     import pipeplan.report.html
-    import pipeplan.report.svg
+    import pipeplan.report.picture
     import pipeplan.report.terminal
     import pipeplan.report.trace  # noqa: F401
 

@@ -8,8 +8,7 @@ from instances import flat_cluster, random_cluster, random_model, random_schedul
 from pipeplan.cluster import Cluster, Device
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
-from pipeplan.replaying import simulate
-from pipeplan.report.drawing import Drawing
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 
 HOSTILE_NAMES = (
     "</script><script>window.hacked=1</script>",
@@ -74,8 +73,8 @@ def drawn_plan() -> Plan:
 
 
 @pytest.fixture(scope="session")
-def drawing(drawn_plan) -> Drawing:
-    return Drawing(drawn_plan, simulate(drawn_plan))
+def analysis(drawn_plan) -> PlanAnalysis:
+    return analyse(drawn_plan)
 
 
 def random_plan(seed: int) -> Plan:
@@ -94,9 +93,8 @@ def random_plan(seed: int) -> Plan:
 
 
 @pytest.fixture(scope="session")
-def random_drawings() -> list[Drawing]:
-    plans = [random_plan(seed) for seed in range(150)]
-    return [Drawing(plan, simulate(plan)) for plan in plans]
+def random_analyses() -> list[PlanAnalysis]:
+    return [analyse(random_plan(seed)) for seed in range(150)]
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hostile_names import NAMES
+from hostile_names import hostile_plan as plan_named
 from pipeplan.documents.files import plan_document, read_plan
-from pipeplan.replaying import simulate
-from pipeplan.report import svg
-from pipeplan.report.drawing import Drawing
+from pipeplan.report import picture
+from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.html import write_report
+from pipeplan.report.timeline_picture import timeline_svg
 from pipeplan.report.trace import trace_document
 
 playwright = pytest.importorskip(
@@ -227,18 +229,18 @@ def test_downloads(open_report, bert_plan, tmp_path):
         page.locator("#download-trace").click()
     download.value.save_as(tmp_path / "saved.trace.json")
     trace = json.loads((tmp_path / "saved.trace.json").read_text())
-    expected = json.loads(json.dumps(trace_document(Drawing(bert_plan, simulate(bert_plan)))))
+    expected = json.loads(json.dumps(trace_document(analyse(bert_plan))))
     assert trace == expected
 
 
-def test_random_traces_equal_the_commands(open_report, random_drawings, tmp_path):
-    for drawing in random_drawings[:3]:
-        page = open_report(drawing.plan)
+def test_random_traces_equal_the_commands(open_report, random_analyses, tmp_path):
+    for analysis in random_analyses[:3]:
+        page = open_report(analysis.plan)
         with page.expect_download() as download:
             page.locator("#download-trace").click()
         download.value.save_as(tmp_path / "saved.trace.json")
         events = json.loads((tmp_path / "saved.trace.json").read_text())["traceEvents"]
-        expected = json.loads(json.dumps(trace_document(drawing)))["traceEvents"]
+        expected = json.loads(json.dumps(trace_document(analysis)))["traceEvents"]
         assert len(events) == len(expected)
         for event, other in zip(events, expected, strict=True):
             # A half nanosecond may round either way.
@@ -269,6 +271,50 @@ def test_hostile_names_do_nothing_but_show(open_report, hostile_plan):
     assert "</script><script>" in page.locator("h1").inner_text()
 
 
+def test_no_hostile_name_runs(browser, tmp_path):
+    """All thirty pages; an alert, or a variable that a name could set, would show."""
+    page = browser.new_context(viewport={"width": 900, "height": 700}).new_page()
+    complaints: list[str] = []
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text))
+    for key, name in NAMES.items():
+        path = tmp_path / f"{list(NAMES).index(key)}.html"
+        write_report(plan_named(name), path)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        page.mouse.move(*point_of(page, "F", 0, 0))
+        assert len(page.locator("#tip").inner_text()) < 400, key
+        assert page.evaluate("window.hacked") is None, key
+        assert page.locator("script").count() == 3, key
+    assert complaints == []
+    page.context.close()
+
+
+def test_a_summary_moves_and_tells(open_report, bert_plan, monkeypatch):
+    monkeypatch.setattr("pipeplan.report.page_data.MAX_ITEMS", 10)
+    page = open_report(bert_plan)
+    assert "A summary: this plan has" in page.locator(".summary").inner_text()
+    for hidden in ("#critical", "#microbatch", "#by-device", "#download-trace"):
+        assert not page.locator(hidden).is_visible()
+    box = page.locator("#timeline").bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + 50)
+    page.mouse.move(*middle)
+    told = page.locator("#tip").inner_text().split("\n")
+    assert told[0] == "stage 0"
+    assert told[2].startswith("busy ")
+    whole = span_ms(page)
+    page.mouse.wheel(0, -400)
+    page.wait_for_function(f"pipeplan.state.to - pipeplan.state.from < {whole} * 0.9")
+    page.locator("#timeline").focus()
+    for key in ("ArrowRight", "ArrowDown", "b", "Enter", "c", "Escape", "0"):
+        page.keyboard.press(key)
+    assert span_ms(page) == pytest.approx(whole)
+    with page.expect_download() as download:
+        page.locator("#download-plan").click()
+    assert download.value.suggested_filename == "bert-large-4x2-10g.plan.json"
+
+
 def test_touch_pans_and_pinches(open_report, drawn_plan):
     page = open_report(drawn_plan, has_touch=True, viewport={"width": 390, "height": 844})
     page.locator("#timeline").scroll_into_view_if_needed()
@@ -295,10 +341,12 @@ def test_it_fits_a_phone_and_a_page(open_report, bert_plan):
         assert wide[0] <= wide[1]
 
 
-def test_chromium_renders_pixels(drawing, monkeypatch):
-    monkeypatch.setattr(svg, "find_spec", lambda name: None)
-    monkeypatch.setattr(svg.shutil, "which", lambda name: CHROMIUM if name == "chromium" else None)
-    pixels = svg.svg_to_png(svg.timeline_svg(drawing, 600))
+def test_chromium_renders_pixels(analysis, monkeypatch):
+    monkeypatch.setattr(picture, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        picture.shutil, "which", lambda name: CHROMIUM if name == "chromium" else None
+    )
+    pixels = picture.svg_to_png(timeline_svg(analysis, 600))
     assert pixels[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(pixels[16:20], "big") == 1200
 

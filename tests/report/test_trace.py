@@ -22,8 +22,8 @@ def slices_of(events):
     return tracks
 
 
-def test_the_drawn_plan(drawing):
-    events = trace_document(drawing)["traceEvents"]
+def test_the_drawn_plan(analysis):
+    events = trace_document(analysis)["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {0: "d0 (stage 0)", 2: "d2 (stage 0)", 1: "d1 (stage 1)"}
     tracks = slices_of(events)
@@ -42,9 +42,9 @@ def test_the_drawn_plan(drawing):
     assert memory == pytest.approx({0: 0, 2e3: 5, 5e3: 5, 8e3: 0})
 
 
-def test_random_plans_follow_the_schema_and_no_track_overlaps(random_drawings):
-    for drawing in random_drawings:
-        document = json.loads(json.dumps(trace_document(drawing), allow_nan=False))
+def test_random_plans_follow_the_schema_and_no_track_overlaps(random_analyses):
+    for analysis in random_analyses:
+        document = json.loads(json.dumps(trace_document(analysis), allow_nan=False))
         assert set(document) == {"traceEvents", "displayTimeUnit"}
         for event in document["traceEvents"]:
             missing = REQUIRED[event["ph"]] - set(event)
@@ -59,9 +59,9 @@ def test_random_plans_follow_the_schema_and_no_track_overlaps(random_drawings):
                 assert round((event["ts"] + event["dur"] - after["ts"]) * 1e3) <= 0
 
 
-def test_random_plans_every_flow_step_is_inside_a_slice_of_its_microbatch(random_drawings):
-    for drawing in random_drawings[:60]:
-        events = trace_document(drawing)["traceEvents"]
+def test_random_plans_every_flow_step_is_inside_a_slice_of_its_microbatch(random_analyses):
+    for analysis in random_analyses[:60]:
+        events = trace_document(analysis)["traceEvents"]
         tracks = slices_of(events)
         for event in events:
             if event["ph"] in "stf":
@@ -72,22 +72,22 @@ def test_random_plans_every_flow_step_is_inside_a_slice_of_its_microbatch(random
                 )
 
 
-def test_random_plans_counters_never_exceed_the_peak(random_drawings):
-    for drawing in random_drawings:
+def test_random_plans_counters_never_exceed_the_peak(random_analyses):
+    for analysis in random_analyses:
         most = defaultdict(float)
-        for event in trace_document(drawing)["traceEvents"]:
+        for event in trace_document(analysis)["traceEvents"]:
             if event["ph"] == "C":
                 most[event["pid"]] = max(most[event["pid"]], event["args"]["GB"])
-        for stage, memory in zip(drawing.plan.stages, drawing.memory, strict=True):
+        for stage, memory in zip(analysis.plan.stages, analysis.memory, strict=True):
             for device, peak_gb in zip(stage.devices, memory.peak_gb, strict=True):
                 # Work of no length may hold more for no time at all.
                 assert most[device] <= peak_gb * (1 + 1e-9) + 1e-12
 
 
-def test_a_written_trace_reads_back(drawn_plan, drawing, tmp_path):
+def test_a_written_trace_reads_back(drawn_plan, analysis, tmp_path):
     write_trace(drawn_plan, tmp_path / "trace.json")
     written = json.loads((tmp_path / "trace.json").read_text())
-    assert written == json.loads(json.dumps(trace_document(drawing)))
+    assert written == json.loads(json.dumps(trace_document(analysis)))
 
 
 def test_hostile_names_are_text(hostile_plan, tmp_path):

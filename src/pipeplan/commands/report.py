@@ -2,10 +2,9 @@
 
 import click
 
-from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.paths import require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import read_valid_plan
-from pipeplan.errors import InputError
+from pipeplan.commands.shared import plan_from
 
 __all__ = ["plot_command", "report_command", "trace_command"]
 
@@ -18,8 +17,8 @@ def report_command(plan: str, output: str) -> None:
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.html import write_report
 
-    with progress("writing the report"):
-        write_report(read_valid_plan(plan).plan, output)
+    with progress("writing the report"), plan_from(plan) as (read, warn):
+        write_report(read, output, warn=warn)
 
 
 @click.command("trace")
@@ -30,8 +29,8 @@ def trace_command(plan: str, output: str) -> None:
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.trace import write_trace
 
-    with progress("writing the trace"):
-        write_trace(read_valid_plan(plan).plan, output)
+    with progress("writing the trace"), plan_from(plan) as (read, warn):
+        write_trace(read, output, warn=warn)
 
 
 @click.command("plot")
@@ -52,17 +51,9 @@ def trace_command(plan: str, output: str) -> None:
 )
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
-    from pathlib import Path
+    from pipeplan.report.picture import format_of, plot
 
-    suffix = ".svg" if is_stdout(output) else Path(output).suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise InputError(f"output: {output!r} ends in neither .svg nor .png; name one of them")
+    format_of(output)  # refuses other suffixes before the plan is read
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.documents.syntax import write_atomically
-    from pipeplan.report.drawing import Drawing
-    from pipeplan.report.svg import svg_to_png, timeline_svg
-
-    with progress("drawing"):
-        replayed = read_valid_plan(plan)
-        picture = timeline_svg(Drawing(replayed.plan, replayed.timeline), width)
-        write_atomically(output, picture.encode() if suffix == ".svg" else svg_to_png(picture))
+    with progress("drawing"), plan_from(plan) as (read, warn):
+        plot(read, output, width, warn=warn)

@@ -75,6 +75,6 @@ def _print_zoo(as_json: bool) -> None:
     if as_json:
         print_json({"models": models, "clusters": clusters})
         return
-    from pipeplan.report.listing import render_zoo
+    from pipeplan.report.zoo_table import render_zoo
 
     print_rich(lambda _: render_zoo(models, clusters))

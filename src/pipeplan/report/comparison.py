@@ -4,7 +4,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.documents.text import printable
 from pipeplan.planning.comparison import Comparison, ComparisonRow
+from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_gb, humanise_ms
 
 __all__ = ["render_comparison"]
@@ -63,7 +65,7 @@ def _notes(comparison: Comparison) -> list[Text]:
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
     notes += [
-        Text(f"{_short(row.planner)}: no plan: {_plain(row.infeasible_reason or '')}")
+        Text(f"{_short(row.planner)}: no plan: {printable(row.infeasible_reason or '')}")
         for row in comparison.rows
         if row.iteration_ms is None
     ]
@@ -75,10 +77,4 @@ def _seconds(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    text = _plain(text)
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
-
-
-def _plain(text: str) -> str:
-    """The text as one line that no terminal takes for a command."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return short_text(text, LONGEST_NAME, "...")

@@ -4,60 +4,75 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.pipeline import Plan, Stage, Timeline
-from pipeplan.report.drawing import Drawing
-from pipeplan.report.lanes import ASCII, UNICODE, draw_lanes
+from pipeplan.pipeline import Plan, Stage
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis
+from pipeplan.report.names import short_text
+from pipeplan.report.text_timeline import ASCII, UNICODE, draw_text_lane
 from pipeplan.report.units import humanise_gb, humanise_ms
 
 __all__ = ["render_plan"]
 
 MAX_DEVICE_NAMES = 2
+MAX_STAGES = 64
+"""Of more stages the first and the last ones are shown."""
+LONGEST_NAME = 24
 LETTER_STYLES = {"F": "blue", "─": "blue", "-": "blue", "B": "green", "═": "green", "=": "green"}
 
 
-def render_plan(plan: Plan, timeline: Timeline, console: Console) -> RenderableType:
+def render_plan(analysis: PlanAnalysis, console: Console) -> RenderableType:
     """What the terminal shows of a plan."""
-    drawing = Drawing(plan, timeline)
-    return Group(
-        _summary(plan, timeline), "", _stage_table(drawing), "", *_picture(drawing, console)
-    )
+    return Group(_summary(analysis), "", _stage_table(analysis), "", *_timeline(analysis, console))
 
 
-def _summary(plan: Plan, timeline: Timeline) -> Text:
+def _shown_stages(analysis: PlanAnalysis) -> list[int | None]:
+    """The stages to show; None stands for those that are left out."""
+    count = analysis.num_stages
+    if count <= MAX_STAGES:
+        return list(range(count))
+    half = MAX_STAGES // 2
+    return [*range(half), None, *range(count - half, count)]
+
+
+def _summary(analysis: PlanAnalysis) -> Text:
     """The figures that people ask for first."""
+    plan, iteration_ms = analysis.plan, analysis.iteration_ms
     model, cluster = plan.model, plan.cluster
-    num_used = sum(stage.num_replicas for stage in plan.stages)
     samples = plan.microbatches * model.microbatch_size
     text = Text()
     text.append(f"{_short(model.name)} on {_short(cluster.name)}", style="bold")
     text.append(
         f": {plan.microbatches} microbatches of {model.microbatch_size},"
-        f" {len(plan.stages)} stages on {num_used} of {cluster.num_devices} devices\n"
+        f" {len(plan.stages)} stages on {analysis.num_used_devices} of"
+        f" {cluster.num_devices} devices\n"
     )
-    text.append(f"iteration {humanise_ms(timeline.iteration_ms)}", style="bold")
-    if timeline.iteration_ms:
-        text.append(f", {samples / timeline.iteration_ms * 1e3:.4g} samples/s")
+    text.append(f"iteration {humanise_ms(iteration_ms)}", style="bold")
+    if iteration_ms:
+        text.append(f", {samples / iteration_ms * 1e3:.4g} samples/s")
     if plan.predicted is not None:
         text.append(f", {plan.predicted.bubble_fraction:.1%} bubble")
         if plan.predicted.schedule_guarantee_ms is not None:
             text.append(f", guaranteed <= {humanise_ms(plan.predicted.schedule_guarantee_ms)}")
         text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} peak")
         if plan.predicted.bound is not None:
-            verdict = plan.predicted.bound.verdict(timeline.iteration_ms)
+            verdict = plan.predicted.bound.verdict(iteration_ms)
             text.append(f"\n{verdict}", style="bold")
     text.append(f" (planner {_short(plan.planner)}; times in ms)")
     return text
 
 
-def _stage_table(drawing: Drawing) -> Table:
-    plan, costs = drawing.plan, drawing.costs
+def _stage_table(analysis: PlanAnalysis) -> Table:
+    plan, costs = analysis.plan, analysis.costs
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
     table.add_column("layers", no_wrap=True, ratio=1)
     table.add_column("devices", no_wrap=True)
     for heading in ("forward", "backward", "send", "return", "reduce"):
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    for index, stage in enumerate(plan.stages):
+    for index in _shown_stages(analysis):
+        if index is None:
+            table.add_row("...")
+            continue
+        stage = plan.stages[index]
         last = index == len(plan.stages) - 1
         table.add_row(
             str(index),
@@ -92,25 +107,27 @@ def _device_names(plan: Plan, stage: Stage) -> Text:
 
 def _short(name: str) -> str:
     """A name from the inputs, which may hold anything, as one short printable word."""
-    printable = "".join(c if c.isprintable() else "?" for c in name)
-    return printable if len(printable) <= 24 else f"{printable[:21]}..."
+    return short_text(name, LONGEST_NAME, "...")
 
 
-def _picture(drawing: Drawing, console: Console) -> list[Text]:
+def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:
     unicode = "utf" in (console.encoding or "").lower()
     glyphs = UNICODE if unicode else ASCII
-    label_width = len(f"stage {drawing.num_stages - 1}") + 1
+    label_width = len(f"stage {analysis.num_stages - 1}") + 1
     width = max(console.width - label_width, 20)
     lines = []
-    for index, lane in enumerate(draw_lanes(drawing, width, glyphs)):
+    for index in _shown_stages(analysis):
+        if index is None:
+            lines.append(Text("...", style="dim"))
+            continue
         line = Text(f"stage {index}".ljust(label_width), no_wrap=True)
         style = ""
-        for letter in lane:
+        for letter in draw_text_lane(analysis, index, width, glyphs):
             # A microbatch's number has the colour of the letter before it.
             style = style if letter.isdigit() else LETTER_STYLES.get(letter, "dim")
             line.append(letter, style=style)
         lines.append(line)
-    end = humanise_ms(drawing.iteration_ms)
+    end = humanise_ms(analysis.iteration_ms)
     lines.append(Text(" " * label_width + "0 ms".ljust(width - len(end)) + end, style="dim"))
     legend = (
         f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "

@@ -1,15 +1,11 @@
 """A plan's iteration as trace events, for Perfetto and chrome://tracing.
 
-A process a device, a track a stream: compute, what it sends and receives in each direction, and
-the all-reduce, so that slices on one track never overlap. Each microbatch is a flow through the
-stages and back; memory is a counter.
-
-Reference:
-    The Trace Event Format of Chromium's tracing, JSON object form: complete events (`X`), flows
-    (`s`, `t`, `f`), counters (`C`), metadata (`M`). Times are microseconds there.
+A process is a device. Its tracks are compute, what it sends and receives in each direction, and the
+all-reduce, so that slices on one track never overlap. Each microbatch is a flow through the stages
+and back; memory is a counter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +13,29 @@ from typing import Any
 import msgspec
 
 from pipeplan.documents.syntax import write_atomically
-from pipeplan.pipeline import Kind, Plan
-from pipeplan.report.drawing import NOTHING, Drawing
+from pipeplan.errors import InputError
+from pipeplan.pipeline import Plan
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
+from pipeplan.report.trace_events import (
+    Counter,
+    Event,
+    FlowEnd,
+    FlowStart,
+    FlowStep,
+    Metadata,
+    Slice,
+    encode_trace,
+    make_slice,
+    name_process,
+    name_track,
+    to_us,
+)
 
-__all__ = ["trace_document", "write_trace"]
+__all__ = ["MAX_EVENTS", "count_events", "trace_document", "write_trace"]
 
+MAX_EVENTS = 1_000_000
+"""About 150 MB; with more, viewers take minutes or do not open the file."""
 COMPUTE = 0
 ALL_REDUCE = 5
 TRACKS = (
@@ -32,173 +46,141 @@ TRACKS = (
     "send gradients",
     "all-reduce",
 )
-"""By their number; towards the next stage before towards the previous one."""
+"""By their number; those of the next stage before those of the previous one."""
+TRANSFER_TRACKS = {FORWARD: (1, 3), BACKWARD: (2, 4)}
+"""On the side of the channel's first stage, and on that of its second."""
+CATEGORIES = {FORWARD: "forward", BACKWARD: "backward"}
+CONTENTS = {FORWARD: "activations", BACKWARD: "gradients"}
 
 
-def write_trace(plan: Plan, path: str | Path) -> None:
-    """Write the trace of a plan's simulated iteration."""
-    from pipeplan.replaying import simulate
+def write_trace(plan: Plan, path: str | Path, *, warn: Callable[[str], None] | None = None) -> None:
+    """Write the trace of a plan's simulated iteration.
 
-    document = trace_document(Drawing(plan, simulate(plan)))
-    write_atomically(path, msgspec.json.encode(document))
+    Args:
+        plan: the plan.
+        path: where to write it; `-` is the standard output.
+        warn: is told of stale figures in the plan.
+    """
+    num_events = count_events(plan)
+    if num_events > MAX_EVENTS:
+        raise InputError(
+            f"trace: {num_events / 1e6:.1f} million events are more than the"
+            f" {MAX_EVENTS / 1e6:g} million that trace viewers open; take fewer microbatches, or"
+            " write a report, which summarises a large plan"
+        )
+    write_atomically(path, encode_trace(_events(analyse(plan, warn))))
 
 
-def trace_document(drawing: Drawing) -> dict[str, Any]:
+def count_events(plan: Plan) -> int:
+    """At most how many events the trace of a plan has, by the sizes in the plan alone."""
+    replicas = [stage.num_replicas for stage in plan.stages] or [0]
+    num_devices = sum(replicas)
+    inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
+    per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices
+    return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices
+
+
+def trace_document(analysis: PlanAnalysis) -> dict[str, Any]:
     """The trace as the file holds it."""
-    events = [
-        *_names(drawing),
-        *_blocks(drawing),
-        *_transfers(drawing),
-        *_all_reduces(drawing),
-        *_flows(drawing),
-        *_memory(drawing),
-    ]
+    events = [msgspec.to_builtins(event) for event in _events(analysis)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _us(ms: float) -> float:
-    """Microseconds in whole nanoseconds: rounded ends of one slice and the next stay in order."""
-    return round(ms * 1e6) / 1e3
+def _events(analysis: PlanAnalysis) -> Iterator[Event]:
+    yield from _names(analysis)
+    yield from _blocks(analysis)
+    yield from _transfers(analysis)
+    yield from _all_reduces(analysis)
+    yield from _flows(analysis)
+    yield from _memory(analysis)
 
 
-def _slice(
-    name: str, category: str, device: int, track: int, start_ms: float, end_ms: float, **args: Any
-) -> dict[str, Any]:
-    start_us = _us(start_ms)
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": device,
-        "tid": track,
-        "ts": start_us,
-        "dur": round((_us(end_ms) - start_us) * 1e3) / 1e3,
-        "args": args,
-    }
-
-
-def _names(drawing: Drawing) -> Iterator[dict[str, Any]]:
-    plan, last = drawing.plan, drawing.num_stages - 1
+def _names(analysis: PlanAnalysis) -> Iterator[Metadata]:
+    plan, last = analysis.plan, analysis.num_stages - 1
     position = 0
     for index, stage in enumerate(plan.stages):
         has = [True, index < last, index < last, index > 0, index > 0, stage.num_replicas > 1]
         for device in stage.devices:
             name = f"{plan.cluster.devices[device].name} (stage {index})"
-            yield {"ph": "M", "name": "process_name", "pid": device, "args": {"name": name}}
-            yield {
-                "ph": "M",
-                "name": "process_sort_index",
-                "pid": device,
-                "args": {"sort_index": position},
-            }
+            yield from name_process(device, name, position)
             position += 1
             for track, title in enumerate(TRACKS):
                 if has[track]:
-                    where = {"pid": device, "tid": track}
-                    yield {"ph": "M", "name": "thread_name", **where, "args": {"name": title}}
-                    yield {
-                        "ph": "M",
-                        "name": "thread_sort_index",
-                        **where,
-                        "args": {"sort_index": track},
-                    }
+                    yield from name_track(device, track, title)
 
 
-def _blocks(drawing: Drawing) -> Iterator[dict[str, Any]]:
-    for number in range(drawing.first_transfer):
-        kind, stage, microbatch, start_ms, end_ms = drawing.items[number]
-        category = "forward" if kind is Kind.FORWARD else "backward"
-        waited = drawing.waited_for[number]
-        for device, pace in zip(
-            drawing.plan.stages[stage].devices, drawing.device_paces[stage], strict=True
-        ):
-            yield _slice(
-                f"{kind}{microbatch}",
-                category,
-                device,
-                COMPUTE,
-                start_ms,
-                start_ms + (end_ms - start_ms) * pace,
-                microbatch=microbatch,
-                waited_for=drawing.name_of(waited) if waited != NOTHING else "nothing",
-            )
+def _blocks(analysis: PlanAnalysis) -> Iterator[Slice]:
+    items = analysis.items
+    for number in range(items.first_transfer):
+        kind, stage, microbatch, start_ms, end_ms = items[number]
+        name, category = f"{LETTERS[kind]}{microbatch}", CATEGORIES[kind]
+        waited = int(analysis.waited_for[number])
+        args = {
+            "microbatch": microbatch,
+            "waited_for": "nothing" if waited == NOTHING else items.name_of(waited),
+        }
+        devices = analysis.plan.stages[stage].devices
+        for device, pace in zip(devices, analysis.device_paces[stage], strict=True):
+            until_ms = start_ms + (end_ms - start_ms) * pace
+            yield make_slice(name, category, device, COMPUTE, start_ms, until_ms, args)
 
 
-def _transfers(drawing: Drawing) -> Iterator[dict[str, Any]]:
-    for number in range(drawing.first_transfer, drawing.first_all_reduce):
-        kind, channel, microbatch, start_ms, end_ms = drawing.items[number]
-        is_forward = kind is Kind.FORWARD
-        # On the side of stage `channel`, then on that of the stage behind it.
-        tracks = (1, 3) if is_forward else (2, 4)
-        for side, track in enumerate(tracks):
-            for device in drawing.plan.stages[channel + side].devices:
-                yield _slice(
-                    f"{kind}{microbatch}",
-                    "activations" if is_forward else "gradients",
-                    device,
-                    track,
-                    start_ms,
-                    end_ms,
-                    microbatch=microbatch,
-                    waited_for=drawing.name_of(drawing.waited_for[number]),
-                )
+def _transfers(analysis: PlanAnalysis) -> Iterator[Slice]:
+    items = analysis.items
+    for number in range(items.first_transfer, items.first_all_reduce):
+        kind, channel, microbatch, start_ms, end_ms = items[number]
+        name, category = f"{LETTERS[kind]}{microbatch}", CONTENTS[kind]
+        args = {
+            "microbatch": microbatch,
+            "waited_for": items.name_of(int(analysis.waited_for[number])),
+        }
+        for side, track in enumerate(TRANSFER_TRACKS[kind]):
+            for device in analysis.plan.stages[channel + side].devices:
+                yield make_slice(name, category, device, track, start_ms, end_ms, args)
 
 
-def _all_reduces(drawing: Drawing) -> Iterator[dict[str, Any]]:
-    for reduce in drawing.timeline.all_reduces:
-        stage = drawing.plan.stages[reduce.stage]
+def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
+    for index, stage in enumerate(analysis.plan.stages):
+        item = analysis.items[analysis.items.first_all_reduce + index]
         if stage.num_replicas > 1:
+            args = {"replicas": stage.num_replicas}
             for device in stage.devices:
-                yield _slice(
+                yield make_slice(
                     "all-reduce",
                     "all-reduce",
                     device,
                     ALL_REDUCE,
-                    reduce.start_ms,
-                    reduce.end_ms,
-                    replicas=stage.num_replicas,
+                    item.start_ms,
+                    item.end_ms,
+                    args,
                 )
 
 
-def _flows(drawing: Drawing) -> Iterator[dict[str, Any]]:
+def _flows(analysis: PlanAnalysis) -> Iterator[FlowStart | FlowStep | FlowEnd]:
     """Each microbatch from its first forward through all stages to its last backward."""
-    middle_us: dict[tuple[int, Kind | None, int], float] = {}
-    for kind, stage, microbatch, start_ms, end_ms in drawing.items[: drawing.first_transfer]:
-        pace = drawing.device_paces[stage][0]
-        middle_us[stage, kind, microbatch] = _us(start_ms + (end_ms - start_ms) * pace / 2)
-    forth = [(stage, Kind.FORWARD) for stage in range(drawing.num_stages)]
-    back = [(stage, Kind.BACKWARD) for stage in reversed(range(drawing.num_stages))]
-    steps = [*forth, *back]
-    for microbatch in range(drawing.plan.microbatches):
-        for position, (stage, kind) in enumerate(steps):
-            phase = "s" if position == 0 else "f" if position == len(steps) - 1 else "t"
-            yield {
-                "ph": phase,
-                "name": "microbatch",
-                "cat": "microbatch",
-                "id": microbatch,
-                "pid": drawing.plan.stages[stage].devices[0],
-                "tid": COMPUTE,
-                "ts": middle_us[stage, kind, microbatch],
-                "bp": "e",
-            }
+    items = analysis.items
+    forth = [(FORWARD, stage) for stage in range(analysis.num_stages)]
+    steps = [*forth, *((BACKWARD, stage) for _, stage in reversed(forth))]
+    for microbatch in range(analysis.plan.microbatches):
+        for position, (kind, stage) in enumerate(steps):
+            item = items[int(items.block_number_2SM[kind, stage, microbatch])]
+            pace = analysis.device_paces[stage][0]
+            middle_us = to_us(item.start_ms + (item.end_ms - item.start_ms) * pace / 2)
+            is_last = position == len(steps) - 1
+            make = FlowStart if position == 0 else FlowEnd if is_last else FlowStep
+            device = analysis.plan.stages[stage].devices[0]
+            yield make("microbatch", "microbatch", microbatch, device, COMPUTE, middle_us)
 
 
-def _memory(drawing: Drawing) -> Iterator[dict[str, Any]]:
-    for stage, memory in zip(drawing.plan.stages, drawing.memory, strict=True):
-        steps = list(zip(memory.times_ms, memory.in_flight, strict=True))
-        # Of several changes at one instant the last one stands.
-        settled = [
-            step for step, after in pairwise([*steps, (-1.0, 0)]) if _us(step[0]) != _us(after[0])
-        ]
-        for position, device in enumerate(stage.devices):
-            base_gb = memory.base_gb[position]
-            per_microbatch_gb = memory.per_microbatch_gb[position]
-            for ms, in_flight in settled:
-                yield {
-                    "ph": "C",
-                    "name": "memory",
-                    "pid": device,
-                    "ts": _us(ms),
-                    "args": {"GB": base_gb + in_flight * per_microbatch_gb},
-                }
+def _memory(analysis: PlanAnalysis) -> Iterator[Counter]:
+    for stage, memory in zip(analysis.plan.stages, analysis.memory, strict=True):
+        times_us = [to_us(ms) for ms in memory.times_ms.tolist()]
+        steps = list(zip(times_us, memory.in_flight.tolist(), strict=True))
+        # Of several changes at one instant only the last one counts.
+        settled = [step for step, after in pairwise([*steps, (-1.0, 0)]) if step[0] != after[0]]
+        for device, base_gb, per_microbatch_gb in zip(
+            stage.devices, memory.base_gb, memory.per_microbatch_gb, strict=True
+        ):
+            for at_us, in_flight in settled:
+                held_gb = base_gb + in_flight * per_microbatch_gb
+                yield Counter("memory", device, at_us, {"GB": held_gb})

@@ -1,6 +1,15 @@
 """Numbers with their units, for people."""
 
-__all__ = ["humanise_count", "humanise_gb", "humanise_ms"]
+from pipeplan.cost import BYTES_IN_GB
+
+__all__ = [
+    "humanise_bytes",
+    "humanise_count",
+    "humanise_gb",
+    "humanise_ms",
+    "percent",
+    "short_ms",
+]
 
 
 def humanise_ms(ms: float) -> str:
@@ -21,3 +30,20 @@ def humanise_count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
+
+
+def humanise_bytes(num_bytes: float) -> str:
+    """A size in bytes, down to single ones: `4.19 MB`, `320 B`."""
+    if num_bytes >= 1e6:
+        return humanise_gb(num_bytes / BYTES_IN_GB)
+    return f"{num_bytes / 1e3:.3g} kB" if num_bytes >= 1e3 else f"{num_bytes:.3g} B"
+
+
+def short_ms(ms: float) -> str:
+    """A time in ms as a cell of a table shows it, without its unit."""
+    return f"{ms:.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.3g}"
+
+
+def percent(part: float) -> str:
+    """A part of a whole: `12.5 %`."""
+    return f"{100 * part:.1f} %"

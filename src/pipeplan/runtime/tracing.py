@@ -1,25 +1,32 @@
-"""What a step really did beside what was predicted, as a Chrome trace (chrome://tracing, Perfetto).
+"""What a step really did beside what was predicted, as a trace for Perfetto or chrome://tracing.
 
-A process a device, with three tracks, all from the start of the step::
+A process is a device. It has three tracks, all from the start of the step::
 
     predicted    F0 F1 .. B0 ...      the plan's simulation
     ran          F0  F1 .. B0 ...     blocks as they were
     waited          .   ..            for what a block needs, and for the all-reduce
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.replaying import simulate
+from pipeplan.report.trace_events import (
+    Metadata,
+    Slice,
+    encode_trace,
+    make_slice,
+    name_process,
+    name_track,
+)
 
 __all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
 
-US_IN_S, US_IN_MS = 1e6, 1e3
+MS_IN_S = 1e3
 TRACKS = ("predicted", "ran", "waited")
 PREDICTED, RAN, WAITED = range(3)
 ALL_REDUCE, WAIT = "all-reduce", "wait"
@@ -59,21 +66,11 @@ def write_trace(plan: Plan, traces: Sequence[RankTrace], path: str | Path) -> No
     """Write the traces of all ranks to one file, beside the plan's own."""
     used = [trace for trace in traces if trace.stage >= 0]
     start_s = min(trace.start_s - trace.zero_s for trace in used)
-    records = [*_predicted(plan)]
-    for trace in used:
-        device = plan.stages[trace.stage].devices[trace.replica]
-        name = f"{plan.cluster.devices[device].name} (stage {trace.stage}, rank {trace.rank})"
-        records += _names(device, name, trace)
-        for event in trace.events:
-            track = WAITED if event.category in (WAIT, ALL_REDUCE) else RAN
-            from_us = (event.start_s - trace.zero_s - start_s) * US_IN_S
-            length_us = (event.end_s - event.start_s) * US_IN_S
-            records.append(_slice(event.name, event.category, device, track, from_us, length_us))
-    document = {"traceEvents": records, "displayTimeUnit": "ms"}
-    write_atomically(path, json.dumps(document).encode())
+    ran = (event for trace in used for event in _ran(plan, trace, start_s))
+    write_atomically(path, encode_trace(chain(_predicted(plan), ran)))
 
 
-def _predicted(plan: Plan) -> Iterator[dict[str, Any]]:
+def _predicted(plan: Plan) -> Iterator[Slice]:
     timeline = simulate(plan)
     for stage, blocks, reduce in zip(
         plan.stages, timeline.blocks, timeline.all_reduces, strict=True
@@ -86,29 +83,18 @@ def _predicted(plan: Plan) -> Iterator[dict[str, Any]]:
             spans.append((ALL_REDUCE, ALL_REDUCE, reduce.start_ms, reduce.end_ms))
         for device in stage.devices:
             for name, category, start_ms, end_ms in spans:
-                from_us, length_us = start_ms * US_IN_MS, (end_ms - start_ms) * US_IN_MS
-                yield _slice(name, category, device, PREDICTED, from_us, length_us)
+                yield make_slice(name, category, device, PREDICTED, start_ms, end_ms)
 
 
-def _names(device: int, name: str, trace: RankTrace) -> Iterator[dict[str, Any]]:
-    order = {"sort_index": trace.stage * 1000 + trace.replica}
-    yield {"ph": "M", "name": "process_name", "pid": device, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": device, "args": order}
+def _ran(plan: Plan, trace: RankTrace, start_s: float) -> Iterator[Metadata | Slice]:
+    """The names of one rank's tracks, and what it did; times begin at `start_s`."""
+    device = plan.stages[trace.stage].devices[trace.replica]
+    name = f"{plan.cluster.devices[device].name} (stage {trace.stage}, rank {trace.rank})"
+    yield from name_process(device, name, trace.stage * 1000 + trace.replica)
     for track, title in enumerate(TRACKS):
-        where = {"pid": device, "tid": track}
-        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": title}}
-        yield {"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": track}}
-
-
-def _slice(
-    name: str, category: str, device: int, track: int, from_us: float, length_us: float
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": device,
-        "tid": track,
-        "ts": round(from_us, 3),
-        "dur": round(length_us, 3),
-    }
+        yield from name_track(device, track, title)
+    zero_s = trace.zero_s + start_s
+    for event in trace.events:
+        track = WAITED if event.category in (WAIT, ALL_REDUCE) else RAN
+        from_ms, until_ms = (event.start_s - zero_s) * MS_IN_S, (event.end_s - zero_s) * MS_IN_S
+        yield make_slice(event.name, event.category, device, track, from_ms, until_ms)

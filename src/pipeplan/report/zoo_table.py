@@ -1,4 +1,4 @@
-"""The zoo in the terminal."""
+"""The zoo in the terminal: its models and clusters with their key figures."""
 
 from collections.abc import Sequence
 

@@ -1,0 +1,218 @@
+"""A plan and its simulated iteration, with all that people look for in them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan.pipeline import Plan
+from pipeplan.replaying import Replayed, replay_plan
+from pipeplan.report.analysis.cuts import Cut, find_cut
+from pipeplan.report.analysis.idle import (
+    IdleTimes,
+    Phase,
+    Shares,
+    average_shares,
+    find_phases,
+    idle_times,
+)
+from pipeplan.report.analysis.items import Items, make_items
+from pipeplan.report.analysis.links import UsedLinks, used_links
+from pipeplan.report.analysis.memory import StageMemory, stage_memory
+from pipeplan.report.analysis.waits import follow_back, waited_for
+from pipeplan.simulator import Codes
+
+__all__ = ["PlanAnalysis", "StageFigures", "analyse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """One stage in numbers; times are of one microbatch, but for the all-reduce."""
+
+    forward_ms: float
+    backward_ms: float
+    send_ms: float | None
+    """To the next stage; None for the last one."""
+    return_ms: float | None
+    all_reduce_ms: float
+    utilisation: float
+    """The part of its devices' time in which they compute."""
+    shares: Shares
+    cut: Cut | None
+    """None for the last stage."""
+
+
+def analyse(plan: Plan, warn: Callable[[str], None] | None = None) -> "PlanAnalysis":
+    """The analysis of a plan that is run again for it; what the checker refuses is refused here.
+
+    Figures under `predicted` that are missing or stale are replaced, and `warn` is told.
+    """
+    replayed = replay_plan(plan)
+    if warn is not None:
+        for warning in replayed.warnings:
+            warn(warning)
+    return PlanAnalysis(replayed)
+
+
+class PlanAnalysis:
+    """Each answer is worked out when it is first asked for, and then kept."""
+
+    def __init__(self, replayed: Replayed) -> None:
+        self.plan = replayed.plan
+        self.cost = replayed.cost
+        self.costs = replayed.costs
+        self.run = replayed.run
+        self.iteration_ms = self.run.iteration_ms
+        self.num_stages = len(self.plan.stages)
+        self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
+
+    # ------------------------------------------------------------------ items and waits
+
+    @cached_property
+    def items(self) -> Items:
+        """Blocks, transfers and all-reduces."""
+        return make_items(self.costs, self.run)
+
+    @cached_property
+    def waited_for(self) -> Codes:
+        """For each item the one that it waited for; `NOTHING` if it began with the iteration."""
+        return waited_for(self.items, half_duplex=self.costs.half_duplex)
+
+    @cached_property
+    def last_item(self) -> int:
+        """The all-reduce that ends the iteration."""
+        return self.items.first_all_reduce + int(self.run.end_ms_S.argmax())
+
+    @cached_property
+    def critical_path(self) -> Codes:
+        """From the start to the end of the iteration: each item waited for the one before it."""
+        return follow_back(self.waited_for, self.last_item)
+
+    @cached_property
+    def critical_shares(self) -> Shares:
+        """What the critical path consists of; it has no bubble."""
+        items, path = self.items, self.critical_path
+        lengths_ms = items.end_ms_N[path] - items.start_ms_N[path]
+        is_block, is_reduce = path < items.first_transfer, path >= items.first_all_reduce
+        compute_ms = float(lengths_ms[is_block].sum())
+        reduce_ms = float(lengths_ms[is_reduce].sum())
+        links_ms = float(lengths_ms[~is_block & ~is_reduce].sum())
+        whole_ms = compute_ms + links_ms + reduce_ms or 1.0
+        return Shares(
+            compute=compute_ms / whole_ms,
+            communication=links_ms / whole_ms,
+            all_reduce=reduce_ms / whole_ms,
+            bubble=0.0,
+        )
+
+    # -------------------------------------------------------------------- idle and shares
+
+    @cached_property
+    def idle(self) -> tuple[IdleTimes, ...]:
+        """For each stage the times in which it does nothing."""
+        return tuple(
+            idle_times(self.items, self.waited_for, stage, self.last_item)
+            for stage in range(self.num_stages)
+        )
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Where the time of all used devices goes."""
+        weights = [stage.num_replicas / self.num_used_devices for stage in self.plan.stages]
+        return average_shares(weights, self.stage_shares)
+
+    @cached_property
+    def stage_shares(self) -> tuple[Shares, ...]:
+        """Where the time of each stage's devices goes."""
+        if not self.iteration_ms:  # nothing takes any time, so nothing is lost
+            whole = Shares(compute=1.0, communication=0.0, all_reduce=0.0, bubble=0.0)
+            return (whole,) * self.num_stages
+        shares = []
+        for index, stage in enumerate(self.plan.stages):
+            device_ms = self.plan.microbatches * math.fsum(self.cost.device_compute_ms(stage))
+            compute = device_ms / (stage.num_replicas * self.iteration_ms)
+            links_ms = math.fsum(self.idle[index].on_links_ms)
+            communication = links_ms / self.iteration_ms
+            reduce = float(self.costs.all_reduce_ms_S[index]) / self.iteration_ms
+            shares.append(
+                Shares(
+                    compute=compute,
+                    communication=communication,
+                    all_reduce=reduce,
+                    # The rest; rounding may leave a little less than nothing.
+                    bubble=max(1 - compute - communication - reduce, 0.0),
+                )
+            )
+        return tuple(shares)
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Warm-up, steady and drain."""
+        return find_phases(self.items, self.iteration_ms)
+
+    # ------------------------------------------------------------------------ per stage
+
+    @cached_property
+    def device_paces(self) -> tuple[tuple[float, ...], ...]:
+        """For each stage and device the part of a block in which that device computes.
+
+        A block lasts as long as its slowest device; the others wait for it.
+        """
+        paces = []
+        for stage in self.plan.stages:
+            times_ms = self.cost.device_compute_ms(stage)
+            slowest_ms = max(times_ms)
+            paces.append(tuple(ms / slowest_ms if slowest_ms else 1.0 for ms in times_ms))
+        return tuple(paces)
+
+    @cached_property
+    def memory(self) -> tuple[StageMemory, ...]:
+        """For each stage its memory over time."""
+        cluster = self.plan.cluster
+        return tuple(
+            stage_memory(self.cost, cluster, stage, index, self.items)
+            for index, stage in enumerate(self.plan.stages)
+        )
+
+    @cached_property
+    def stages(self) -> tuple[StageFigures, ...]:
+        """Each stage in numbers."""
+        return tuple(self._stage_figures(index) for index in range(self.num_stages))
+
+    def _stage_figures(self, index: int) -> StageFigures:
+        costs, is_last = self.costs, index == self.num_stages - 1
+        return StageFigures(
+            forward_ms=float(costs.forward_ms_S[index]),
+            backward_ms=float(costs.backward_ms_S[index]),
+            send_ms=None if is_last else float(costs.send_forward_ms_C[index]),
+            return_ms=None if is_last else float(costs.send_backward_ms_C[index]),
+            all_reduce_ms=float(costs.all_reduce_ms_S[index]),
+            utilisation=self.stage_shares[index].compute,
+            shares=self.stage_shares[index],
+            cut=None
+            if is_last
+            else find_cut(
+                self.cost,
+                self.plan.stages[index],
+                self.plan.stages[index + 1],
+                self.plan.microbatches,
+            ),
+        )
+
+    # ---------------------------------------------------------------------------- links
+
+    @cached_property
+    def host_of(self) -> tuple[int, ...]:
+        """For each device of the cluster the number of its host in `hosts`."""
+        number_of = {host: number for number, host in enumerate(self.hosts)}
+        return tuple(number_of[device.host] for device in self.plan.cluster.devices)
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the cluster, in the order of their first device."""
+        return tuple(dict.fromkeys(device.host for device in self.plan.cluster.devices))
+
+    def links(self, *, between_hosts: bool = False, most: int | None = None) -> UsedLinks:
+        """What the used links carry, or the `most` busiest of them."""
+        place_of = self.host_of if between_hosts else range(self.plan.cluster.num_devices)
+        return used_links(self.plan, self.cost, self.iteration_ms, place_of, most)

@@ -1,0 +1,88 @@
+// The interactive half of the report. Times are milliseconds, sizes CSS pixels. The files of this folder are
+// one script, joined in the order of their numbers. Text from the inputs only becomes textContent or canvas text.
+const byId = (id) => document.getElementById(id);
+const data = JSON.parse(byId("timeline-data").textContent);
+
+// The items: blocks stage by stage, transfers by channel and direction, one all-reduce a stage, numbered
+// as in analysis/items.py. A plan with too many items comes as a summary: then only the all-reduces are items.
+function unpack(text, Kind) {
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return new Kind(bytes.buffer);
+}
+const M = data.microbatches, S = data.stages.length, C = S - 1, total = data.iteration_ms;
+const summary = data.summary;
+const FIRST_TRANSFER = summary ? 0 : 2 * M * S, FIRST_REDUCE = FIRST_TRANSFER + (summary ? 0 : 2 * M * C);
+const ITEMS = FIRST_REDUCE + S;
+const FORWARD = 0, BACKWARD = 1, REDUCE = 2, NOTHING = -1;
+const start = new Float64Array(ITEMS), end = new Float64Array(ITEMS);
+const kind = new Uint8Array(ITEMS), microbatch = new Int32Array(ITEMS), place = new Int32Array(ITEMS);
+const waits = summary ? new Int32Array(ITEMS).fill(NOTHING) : unpack(data.waits, Int32Array);
+const numberOf = new Int32Array(summary ? 0 : 4 * M * S).fill(NOTHING); // of blocks, then transfers, by kind, place
+const slot = (isTransfer, direction, where, m) => ((isTransfer * 2 + direction) * S + where) * M + m;
+
+function loadItems() {
+  const blockStarts = unpack(data.block_start_ms, Float64Array), order = unpack(data.order, Int32Array);
+  const sendStarts = unpack(data.transfer_start_ms, Float64Array), sent = unpack(data.sent, Int32Array);
+  start.set(blockStarts, 0);
+  start.set(sendStarts, FIRST_TRANSFER);
+  for (let i = 0; i < FIRST_TRANSFER; i++) {
+    const stage = Math.floor(i / (2 * M)), code = order[i];
+    kind[i] = code >= 0 ? FORWARD : BACKWARD;
+    microbatch[i] = code >= 0 ? code : -1 - code;
+    place[i] = stage;
+    end[i] = start[i] + (code >= 0 ? data.stages[stage].forward_ms : data.stages[stage].backward_ms);
+    numberOf[slot(0, kind[i], stage, microbatch[i])] = i;
+  }
+  for (let i = FIRST_TRANSFER; i < FIRST_REDUCE; i++) {
+    const lane = Math.floor((i - FIRST_TRANSFER) / M);
+    kind[i] = lane % 2;
+    place[i] = lane >> 1;
+    microbatch[i] = sent[i - FIRST_TRANSFER];
+    const stage = data.stages[place[i]];
+    end[i] = start[i] + (kind[i] === FORWARD ? stage.send_ms : stage.return_ms);
+    numberOf[slot(1, kind[i], place[i], microbatch[i])] = i;
+  }
+}
+function loadAllReduces() {
+  for (let n = 0; n < S; n++) {
+    const i = FIRST_REDUCE + n;
+    [start[i], end[i]] = data.stages[n].all_reduce;
+    kind[i] = REDUCE;
+    place[i] = n;
+    microbatch[i] = -1;
+  }
+}
+if (!summary) loadItems();
+loadAllReduces();
+
+// How long a lane was busy, and with backwards, up to each item: the density of what is too small.
+const busyBefore = new Float64Array(ITEMS + 1), backBefore = new Float64Array(ITEMS + 1);
+for (let i = 0; i < ITEMS; i++) {
+  busyBefore[i + 1] = busyBefore[i] + end[i] - start[i];
+  backBefore[i + 1] = backBefore[i] + (kind[i] === BACKWARD ? end[i] - start[i] : 0);
+}
+const critical = [];
+for (let i = summary ? NOTHING : data.last; i !== NOTHING; i = waits[i]) critical.push(i);
+critical.reverse();
+
+const isBlock = (i) => i < FIRST_TRANSFER;
+const isTransfer = (i) => i >= FIRST_TRANSFER && i < FIRST_REDUCE;
+const code = (i) => (kind[i] === FORWARD ? "F" : "B") + microbatch[i];
+function nameOf(i) {
+  if (i === NOTHING) return "the start";
+  if (kind[i] === REDUCE) return `all-reduce of stage ${place[i]}`;
+  if (isBlock(i)) return `${code(i)} on stage ${place[i]}`;
+  const ends = kind[i] === FORWARD ? [place[i], place[i] + 1] : [place[i] + 1, place[i]];
+  return `transfer of ${code(i)} from stage ${ends[0]} to ${ends[1]}`;
+}
+// A name from the inputs as one short line: without characters that control how text is written.
+function shown(name) {
+  const plain = name.slice(0, 240).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "?");
+  return plain.length > 60 ? plain.slice(0, 59) + "…" : plain;
+}
+function ms(value) {
+  const size = Math.abs(value);
+  return (size >= 1000 ? value.toFixed(1) : size >= 10 ? value.toFixed(2) : value.toFixed(3)) + " ms";
+}

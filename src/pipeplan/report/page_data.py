@@ -1,0 +1,116 @@
+"""The numbers that the page's script draws from, as JSON with base64 arrays inside.
+
+A plan with up to `MAX_ITEMS` items sends them all, and the script finds the rest from them. A
+larger plan sends a summary, whose size depends on its number of stages alone.
+"""
+
+import base64
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.report.analysis.plan_analysis import PlanAnalysis
+from pipeplan.report.analysis.summary import summarise
+from pipeplan.report.colours import stage_colour
+from pipeplan.report.trace import MAX_EVENTS, count_events
+
+__all__ = ["is_summary", "summary_note", "timeline_data"]
+
+MAX_ITEMS = 600_000
+"""Blocks and transfers; such a page has about 13 MB and opens in about a second."""
+
+
+def is_summary(analysis: PlanAnalysis) -> bool:
+    """Whether the plan is too large to show item by item."""
+    return len(analysis.items) > MAX_ITEMS
+
+
+def summary_note(analysis: PlanAnalysis) -> str:
+    """What the page says of the summary; empty if it shows everything."""
+    if not is_summary(analysis):
+        return ""
+    return (
+        f"A summary: this plan has {len(analysis.items) / 1e6:.2g} million blocks and transfers,"
+        " too many to show one by one. The lanes show how busy each moment is: the paler, the more"
+        " idle; the greener, the more backward. All figures are those of the whole plan."
+    )
+
+
+def timeline_data(analysis: PlanAnalysis) -> dict[str, Any]:
+    """Everything that the script draws; the ends of items follow from their starts."""
+    plan = analysis.plan
+    file_name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{plan.model.name[:80]}-{plan.cluster.name[:80]}")
+    data = {
+        "iteration_ms": analysis.iteration_ms,
+        "microbatches": plan.microbatches,
+        "file_name": file_name.strip("-.")[:80] or "plan",
+        "phases": [
+            {"name": phase.name, "start_ms": phase.start_ms, "end_ms": phase.end_ms}
+            for phase in analysis.phases
+        ],
+        "stages": [_stage_data(analysis, index) for index in range(analysis.num_stages)],
+    }
+    if is_summary(analysis):
+        return {**data, **_summary_data(analysis)}
+    return {**data, **_item_data(analysis)}
+
+
+def _item_data(analysis: PlanAnalysis) -> dict[str, Any]:
+    items, run = analysis.items, analysis.run
+    sent = items.microbatch_N[items.first_transfer : items.first_all_reduce]
+    return {
+        "summary": None,
+        "has_trace": count_events(analysis.plan) <= MAX_EVENTS,
+        "last": analysis.last_item,
+        "order": _base64(run.order_SM2, "<i4"),
+        "block_start_ms": _base64(run.block_start_ms_SM2, "<f8"),
+        "sent": _base64(sent, "<i4"),
+        "transfer_start_ms": _base64(run.transfer_start_ms_C2M, "<f8"),
+        "waits": _base64(analysis.waited_for, "<i4"),
+    }
+
+
+def _summary_data(analysis: PlanAnalysis) -> dict[str, Any]:
+    summary = summarise(analysis.items, analysis.memory, analysis.iteration_ms)
+    return {
+        "summary": {
+            "bins": summary.num_bins,
+            "busy": _base64(summary.busy_RK, "u1"),
+            "backward": _base64(summary.backward_RK, "u1"),
+            "in_flight": _base64(summary.in_flight_SK, "<i4"),
+        },
+        "has_trace": False,
+        "last": analysis.last_item - analysis.items.first_all_reduce,
+    }
+
+
+def _stage_data(analysis: PlanAnalysis, index: int) -> dict[str, Any]:
+    figures, memory = analysis.stages[index], analysis.memory[index]
+    reduce = analysis.items[analysis.items.first_all_reduce + index]
+    devices = [
+        {
+            "name": analysis.plan.cluster.devices[device].name,
+            "index": device,
+            "pace": analysis.device_paces[index][position],
+            "base_gb": memory.base_gb[position],
+            "per_microbatch_gb": memory.per_microbatch_gb[position],
+            "peak_gb": memory.peak_gb[position],
+            "limit_gb": memory.limit_gb[position],
+        }
+        for position, device in enumerate(memory.devices)
+    ]
+    return {
+        "colour": stage_colour(index),
+        "forward_ms": figures.forward_ms,
+        "backward_ms": figures.backward_ms,
+        "send_ms": figures.send_ms,
+        "return_ms": figures.return_ms,
+        "all_reduce": [reduce.start_ms, reduce.end_ms],
+        "devices": devices,
+    }
+
+
+def _base64(numbers: NDArray[Any], kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype=kind).tobytes()).decode()
