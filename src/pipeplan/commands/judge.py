@@ -3,7 +3,7 @@
 import click
 
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import print_json, print_plan, read_valid_plan, say
+from pipeplan.commands.shared import plan_from, print_json, print_plan, say
 from pipeplan.documents.text import printable
 from pipeplan.errors import PlanFileError
 
@@ -15,13 +15,16 @@ __all__ = ["check_command", "simulate_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the timeline as JSON.")
 def simulate_command(plan: str, as_json: bool) -> None:
     """Run PLAN in the simulator and show its timeline."""
-    with progress("simulating"):
-        replayed = read_valid_plan(plan)
+    with progress("simulating"), plan_from(plan) as (read, warn):
         if not as_json:
-            print_plan(replayed.plan)
+            print_plan(read, warn)
             return
         from pipeplan.documents.files import timeline_document
+        from pipeplan.replaying import replay_plan
 
+        replayed = replay_plan(read)
+        for warning in replayed.warnings:
+            warn(warning)
         document = timeline_document(replayed.timeline)
     print_json(document)
 

@@ -4,7 +4,7 @@ import click
 
 from pipeplan.commands.paths import require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import read_valid_plan
+from pipeplan.commands.shared import plan_from
 
 __all__ = ["plot_command", "report_command", "trace_command"]
 
@@ -17,8 +17,8 @@ def report_command(plan: str, output: str) -> None:
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.html import write_report
 
-    with progress("writing the report"):
-        write_report(read_valid_plan(plan).plan, output)
+    with progress("writing the report"), plan_from(plan) as (read, warn):
+        write_report(read, output, warn=warn)
 
 
 @click.command("trace")
@@ -29,8 +29,8 @@ def trace_command(plan: str, output: str) -> None:
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     from pipeplan.report.trace import write_trace
 
-    with progress("writing the trace"):
-        write_trace(read_valid_plan(plan).plan, output)
+    with progress("writing the trace"), plan_from(plan) as (read, warn):
+        write_trace(read, output, warn=warn)
 
 
 @click.command("plot")
@@ -51,9 +51,9 @@ def trace_command(plan: str, output: str) -> None:
 )
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
-    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    from pipeplan.report.picture import plot, require_format
+    from pipeplan.report.picture import format_of, plot
 
-    require_format(output)
-    with progress("drawing"):
-        plot(read_valid_plan(plan).plan, output, width)
+    format_of(output)  # refuses other suffixes before the plan is read
+    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
+    with progress("drawing"), plan_from(plan) as (read, warn):
+        plot(read, output, width, warn=warn)

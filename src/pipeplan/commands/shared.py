@@ -5,22 +5,22 @@ Everything heavy is imported late, so that the command line starts at once.
 
 import re
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeplan.documents.text import printable
-from pipeplan.errors import InputError
+from pipeplan.errors import PlanFileError, ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console, RenderableType
 
     from pipeplan.pipeline import Plan
-    from pipeplan.replaying import Replayed
 
-__all__ = ["SEED", "print_json", "print_plan", "print_rich", "read_valid_plan", "say"]
+__all__ = ["SEED", "plan_from", "print_json", "print_plan", "print_rich", "say"]
 
 CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """Characters that JSON does not escape, but some terminals obey."""
@@ -32,30 +32,24 @@ SEED = click.IntRange(0, 2**64 - 1)
 """Any number of 64 bits."""
 
 
-def read_valid_plan(path: str) -> "Replayed":
-    """The plan in a file, run again; what `check` refuses is refused.
-
-    Stale predicted figures are replaced by those of the replay, and a warning says so.
-    """
+@contextmanager
+def plan_from(path: str) -> "Iterator[tuple[Plan, Callable[[str], None]]]":
+    """The plan in a file, and whom to tell warnings about it; errors in the block name the file."""
     from pipeplan.documents.files import read_plan
-    from pipeplan.replaying import replay_plan
 
     plan = read_plan(path)
     try:
-        replayed = replay_plan(plan)
-    except InputError as problem:
+        yield plan, lambda warning: say(f"warning: {path}: {warning}")
+    except (PlanFileError, ScheduleError) as problem:
         raise type(problem)(f"{path}: {problem}") from None
-    for warning in replayed.warnings:
-        say(f"warning: {path}: {warning}")
-    return replayed
 
 
-def print_plan(plan: "Plan") -> None:
-    """Show a plan in the terminal."""
+def print_plan(plan: "Plan", warn: "Callable[[str], None] | None" = None) -> None:
+    """Show a plan in the terminal; stale figures are replaced, and `warn` is told."""
     from pipeplan.report.analysis.plan_analysis import analyse
     from pipeplan.report.terminal import render_plan
 
-    analysis = analyse(plan)
+    analysis = analyse(plan, warn)
     print_rich(lambda console: render_plan(analysis, console))
 
 

@@ -104,9 +104,8 @@ def _run_with_joblib(joblib: Any, cases: list[SweepCase], backend: Backend) -> I
             yield from parallel(delayed(case) for case in cases[first : first + at_once])
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Make this worker end soon after the process that started it."""
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -137,7 +136,9 @@ def _sigint_blocked() -> Iterator[None]:
 def _joblib_backend(joblib: Any, backend: Backend) -> Iterator[None]:
     """Make joblib use the backend within the block."""
     if backend.name == "loky":
-        with joblib.parallel_config(backend="loky", initializer=_end_with_parent):
+        with joblib.parallel_config(
+            backend="loky", initializer=_end_with_parent, initargs=(os.getpid(),)
+        ):
             yield
     elif backend.name == "dask":
         with _dask_client(backend), joblib.parallel_config(backend="dask"):
