@@ -86,6 +86,10 @@ def test_blocks_that_fit_nowhere_are_kept_for_the_checker(block):
     assert schedule != Schedule.from_codes(schedule.to_codes())
 
 
+def test_the_largest_code_is_a_block_like_others():
+    assert Schedule.from_codes([[2**31 - 1]])[0] == (Block(F, 0, 2**31 - 1),)
+
+
 @pytest.mark.parametrize("codes", [[0.5], [2**40], [True], [10**30], [[0], [1]]])
 def test_codes_that_are_none_are_refused(codes):
     with pytest.raises(InputError, match=r"schedule\[1\]"):

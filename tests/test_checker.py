@@ -280,6 +280,21 @@ def test_a_guarantee_is_the_theorem_s_number():
     )
 
 
+def test_a_guarantee_may_be_met_to_the_digit():
+    # One stage is never idle: 3 * (1 + 2) ms are 3 rounds of the bottleneck.
+    made = guaranteed("F0 B0 F1 B1 F2 B2", 21.0)
+    alone = replace(
+        made,
+        model=even_model(1, 1.0, 2.0),
+        stages=made.stages[:1],
+        schedule=Schedule(made.schedule.orders[:1]),
+        predicted=None,
+    )
+    figures = replay_plan(alone).plan.predicted
+    assert figures.iteration_ms == 9
+    assert check(replace(alone, predicted=replace(figures, schedule_guarantee_ms=9.0))).ok
+
+
 def test_a_schedule_that_breaks_the_guarantee_is_not_pe_s():
     # Each microbatch alone through five stages and back takes 5 * 3; three of them 45 ms, and
     # sixteen of them 240 ms, more than (16 + 4 * 4) rounds of 3.
@@ -587,6 +602,13 @@ def test_ends_within_a_billionth_of_a_millisecond_are_one_instant(late_ms, end_m
     assert ends_ms[1].tolist()[:2] == [8, 12 + late_ms]
     run = run_schedule(costs, np.array(orders, dtype=np.int32))
     assert run.block_start_ms_SM2[0, 3] + 1 == ends_ms[0][3]
+
+
+def test_ties_count_where_a_billionth_is_lost_in_rounding():
+    # The same a thousand million times as long: 12e9 + 1e-9 is 12e9.
+    costs = costs_of([4e9, 3e9], [1e9, 4e9], [1e9], [1e9], half=True)
+    ends_ms = replay(costs, [[0, 1, 2, -1, -2, -3], [0, -1, 1, -2, 2, -3]])
+    assert ends_ms[0][3] == 14e9
 
 
 def test_what_follows_starts_at_the_earliest_end_of_its_instant():

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from instances import even_model, flat_cluster, random_plan
+from instances import even_model, flat_cluster, random_plan, random_schedule
 from pipeplan import checker
 from pipeplan.cluster import Duplex
 from pipeplan.cost import CostModel, PipelineCosts
@@ -192,6 +192,25 @@ def test_equals_the_checkers_replay_on_random_plans(count):
         lengths_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
         assert np.abs(sent_ms_C2M - lengths_ms_C2[:, :, None]).max(initial=0) <= 1e-9, seed
         assert checker.check(replay_plan(made).plan).errors == (), seed
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5_000, marks=pytest.mark.full)])
+def test_equals_the_checkers_replay_where_channels_are_crowded(count):
+    """Half duplex, transfers longer than blocks, whole numbers: both directions often wait."""
+    for seed in range(count):
+        rng = random.Random(seed)
+        S, M = rng.randint(2, 6), rng.randint(4, 14)
+
+        def times(count: int, most: int, rng: random.Random = rng) -> list[int]:
+            return [rng.randint(0, most) for _ in range(count)]
+
+        costs = costs_of(times(S, 2), times(S, 2), times(S - 1, 4), times(S - 1, 4), half=True)
+        orders = SCHEDULES[rng.choice(list(SCHEDULES))](costs, M).order_SM2
+        if seed % 3 == 0:
+            orders = np.array(random_schedule(rng, S, M).to_codes(), dtype=np.int32)
+        timeline = timeline_of(costs, run_schedule(costs, orders))
+        ends_ms = checker.replay(costs, orders.tolist())
+        assert np.abs(timeline.block_end_ms_SM2 - ends_ms).max() <= 1e-9, seed
 
 
 def test_random_plans_are_of_all_kinds():

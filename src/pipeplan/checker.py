@@ -146,9 +146,7 @@ def _check_shares(plan: Plan) -> Iterator[str]:
         path = f"stages[{index}].shares"
         if len(stage.shares) != len(stage.devices):
             yield f"{path}: has {len(stage.shares)} for {len(stage.devices)} devices"
-            continue
-        wrong = next((share for share in stage.shares if not share > 0), None)
-        if wrong is not None:
+        elif (wrong := next((x for x in stage.shares if not x > 0), None)) is not None:
             yield f"{path}: {wrong:g} is not above zero"
         elif min(stage.shares) < SHARES[0] or max(stage.shares) > SHARES[1]:
             yield f"{path}: {min(stage.shares):g}..{max(stage.shares):g} is not within 1e-06..1"
