@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fifos import opened_once_read
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cli import main
@@ -137,7 +138,7 @@ def send_at(folder: Path, module: str, times: int, *arguments: str) -> subproces
 def test_while_an_input_is_read(tmp_path, arguments):
     fifo = tmp_path / "FIFO"
     os.mkfifo(fifo)
-    with start(*arguments, cwd=tmp_path) as child, fifo.open("w"):  # opens once the child reads
+    with start(*arguments, cwd=tmp_path) as child, opened_once_read(fifo, child):
         code, out, err, seconds = interrupt(child)
     assert (code, out, err) == (130, b"", b"pipeplan: interrupted\n")
     assert seconds < QUICK_S
