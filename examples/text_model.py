@@ -1,4 +1,4 @@
-"""A small language model over characters, and its text: what `train_text.py` trains."""
+"""A small language model over characters, and its text. `train_text.py` trains it."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class TextModel(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
-        self.head.weight = self.letters.weight  # tied, wherever the two end up
+        self.head.weight = self.letters.weight  # tied, whatever stages hold the two
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.letters(tokens) + self.positions.weight[: tokens.shape[1]]

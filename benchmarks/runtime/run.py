@@ -1,7 +1,7 @@
-"""What the runtime costs beside the computation, against torch's own Schedule1F1B.
+"""Measures the time that the runtime adds to the computation, against torch's own Schedule1F1B.
 
-Four ranks over gloo, one stage each, the same even plan, layers so small that they hardly count.
-Both run in the same processes, in turn, so that they meet the same machine.
+Four ranks run over gloo, one stage each. Both run the same even plan, with layers so small that
+their time hardly counts. Both run in the same processes, in turn, so that the load is the same.
 
     python benchmarks/runtime/run.py [--rounds 15] [--width 64] [--json FILE]
 """

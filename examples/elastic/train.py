@@ -1,30 +1,30 @@
-r"""Training that loses devices or nodes, or gains some, and goes on under a new plan.
+r"""Trains while devices or nodes are lost or come, and continues under a new plan.
 
-One node loses a device. After the fifth step rank 1 notes that its device is lost and dies::
+One node loses a device: after the fifth step, rank 1 notes that its device is lost, and dies::
 
     LOSE_AT=5:1 torchrun --nproc-per-node 3 --max-restarts 2 examples/elastic/train.py
 
-Two to three nodes; start this on each of them, kill one of the agents with its ranks, start it
+Two to three nodes: start this on each of them. Kill one of the agents with its ranks, and start it
 again later::
 
     STEPS=300 PAUSE_S=0.5 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2:3 \
         --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --rdzv-id text \
         --max-restarts 3 examples/elastic/train.py
 
-Either way the other ranks end within seconds, torchrun starts all that are left again, rank 0
-plans for their devices, and the new plan, with other cuts and replicas, takes up the newest
-checkpoint of the old one. A rank whose device is lost stays idle. (Where devices really fail, the
-note comes from whatever watches over them.)
+In both cases the other ranks end within seconds. torchrun starts all that are left again. Rank 0
+plans for their devices. The new plan has other cuts and replicas, and continues from the newest
+checkpoint of the old one. A rank whose device is lost stays idle. (Where devices really fail, your
+monitoring writes the note.)
 
 - CHECKPOINTS is a folder that all nodes see.
-- The variable TORCH_... gives each start a store of its own. Without it torch 2.13's agents go on
-  using the first store: it may be gone with its node, and a node that comes never learns of it.
-- HOST has to stay: its agent holds the rendezvous, and all end if it is gone. Where no node is sure
-  to stay, keep the rendezvous in etcd (`--rdzv-backend etcd-v2`; not tried here).
-- The name of each host has to lead to an address that the others reach, for gloo.
-- torchrun gives a node up after 15 s without a sign of life, then waits 30 s for others to come;
+- The variable TORCH_... gives each start a store of its own. Without it, torch 2.13's agents keep
+  using the first store. That store may have ended with its node, and a new node does not know it.
+- HOST has to stay. Its agent holds the rendezvous, and all nodes end without it. If no node is sure
+  to stay, keep the rendezvous in etcd (`--rdzv-backend etcd-v2`; we have not tried that).
+- For gloo, the name of each host has to resolve to an address that the others can reach.
+- torchrun gives up a node after 15 s without a sign of life. Then it waits 30 s for others to come.
   `--rdzv-conf keep_alive_interval=2,last_call_timeout=5` shortens that to 6 s and 5 s.
-- A loss takes at most one of the restarts of each node that stays.
+- Each loss uses up at most one of the restarts of each node that stays.
 """
 
 import os
@@ -45,7 +45,9 @@ from pipeplan.splitting import profile_layers
 
 ROWS, MICROBATCHES, SAVE_EVERY = 8, 4, 2
 STEPS = int(os.environ.get("STEPS", "10"))
-PAUSE_S = float(os.environ.get("PAUSE_S", "0"))  # between steps: time to take a node away
+PAUSE_S = float(
+    os.environ.get("PAUSE_S", "0")
+)  # between steps, so that there is time to kill a node
 FOLDER = Path(os.environ.get("CHECKPOINTS", "checkpoints"))
 
 
@@ -60,7 +62,7 @@ def plan_for(model: torch.nn.Module, ranks: list[int]) -> pp.Plan:
 
 
 def plan_together(model: torch.nn.Module, *, is_lost: bool) -> pp.Plan:
-    """Rank 0's plan for all devices that are not lost; one rank times, so that all agree."""
+    """Rank 0's plan for all devices that are not lost. Only rank 0 times, so that all agree."""
     lost, plans = [False] * dist.get_world_size(), [None]
     dist.all_gather_object(lost, is_lost)
     if dist.get_rank() == 0:
@@ -70,7 +72,7 @@ def plan_together(model: torch.nn.Module, *, is_lost: bool) -> pp.Plan:
 
 
 def train(pipeline: Pipeline, note: Path) -> None:
-    """Go on after the newest checkpoint, which any plan may have saved."""
+    """Continue from the newest checkpoint. Any plan may have saved it."""
     pipeline.load(FOLDER)
     rank, is_lost = pipeline.rank, note.exists()
     if rank == 0:
@@ -104,7 +106,7 @@ def main() -> None:
         device_name=None if note.exists() else f"device{rank}",  # ranks change from start to start
     ) as pipeline:
         train(pipeline, note)
-    dist.barrier()  # rank 0 may hold the store: nobody leaves before all are done
+    dist.barrier()  # rank 0 may hold the store, so nobody leaves before all are done
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """Runs a plan for a few steps: `torchrun --nproc-per-node 4 -m pipeplan.run plan.json mine:build`.
 
-The module of BUILD also holds, or `--data` and `--loss` name, the two other things that training
-needs::
+Training needs three functions. The module of BUILD holds them, or `--data` and `--loss` name the
+last two::
 
     build() -> nn.Module
     make_batch(step, rows) -> (batch, targets)      the same on every rank
@@ -10,18 +10,34 @@ needs::
 
 import importlib
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.pipeline import Plan
+
+if TYPE_CHECKING:
+    from pipeplan.runtime import Pipeline
 
 __all__ = ["main", "run_command"]
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+INTERRUPTED_CODE = 128 + signal.SIGINT
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C; click would print an empty line for a KeyboardInterrupt."""
+
+    def __init__(self, *, is_said: bool) -> None:
+        super().__init__()
+        self.is_said = is_said
+        """Whether the watchdog has already printed the line."""
 
 
 @click.command("run")
@@ -33,7 +49,7 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 @click.option("--lr", default=1e-3, show_default=True, help="The learning rate.")
 @click.option("--as-is", is_flag=True, help="Refuse a plan that cannot run instead of replanning.")
 @click.option("--steps", default=10, show_default=True, help="How many batches.")
-@click.option("--checkpoint", type=click.Path(), help="Go on from this folder, and save there.")
+@click.option("--checkpoint", type=click.Path(), help="Continue from this folder, and save there.")
 @click.option("--trace", type=click.Path(), help="Write a Chrome trace of the last step.")
 def run_command(
     plan: str,
@@ -50,48 +66,60 @@ def run_command(
     """Train the model that BUILD (MODULE:FUNCTION) makes, by PLAN, on torchrun's ranks."""
     if "RANK" not in os.environ:
         raise InputError("ranks: start this with torchrun --nproc-per-node N -m pipeplan.run ...")
-    import torch
-    import torch.distributed as dist
-
-    from pipeplan.documents.files import read_plan
-    from pipeplan.runtime import Pipeline, join_ranks
-
-    read = _runnable(read_plan(plan), as_is=as_is)
-    model = find_function(build)()
-    make_batch = find_function(data or _beside(build, "make_batch"))
-    loss_fn = find_function(loss or _beside(build, "loss_fn"))
-    join_ranks()
     try:
+        import torch
+        import torch.distributed as dist
+
+        from pipeplan.documents.files import read_plan
+        from pipeplan.runtime import Pipeline, join_ranks
+
+        read = _runnable(read_plan(plan), as_is=as_is)
+        model = find_function(build)()
+        make_batch = find_function(data or _beside(build, "make_batch"))
+        loss_fn = find_function(loss or _beside(build, "loss_fn"))
+        join_ranks()
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         with Pipeline(read, model, loss_fn, lambda found: kind(found, lr=lr)) as pipeline:
-            if checkpoint and pipeline.load(checkpoint) and pipeline.rank == 0:
-                click.echo(f"goes on after step {pipeline.num_steps}")
-            rows = read.microbatches * read.model.microbatch_size
-            while pipeline.num_steps < steps:
-                value = pipeline.step(*make_batch(pipeline.num_steps, rows))
-                if pipeline.rank == 0:
-                    click.echo(
-                        f"step {pipeline.num_steps:4d}  loss {value:.5f}"
-                        f"  {pipeline.iteration_ms:.1f} ms{_against(read)}"
-                    )
-            if checkpoint:
-                pipeline.save(checkpoint)
+            _train(pipeline, make_batch, steps, checkpoint)
             if trace:
                 pipeline.write_trace(trace)
-    finally:
-        if sys.exc_info()[0] is None:
-            dist.barrier()  # rank 0 may hold the store that the others still use
-            dist.destroy_process_group()
+        dist.barrier()  # rank 0 may hold the store that the others still use
+        dist.destroy_process_group()
+    except KeyboardInterrupt as interrupt:
+        # The watchdog adds a note with the line that it has printed.
+        raise _InterruptedError(is_said=hasattr(interrupt, "__notes__")) from None
+
+
+def _train(
+    pipeline: "Pipeline", make_batch: Callable[..., Any], steps: int, checkpoint: str | None
+) -> None:
+    """Take the steps that are left, and save; rank 0 prints a line for each."""
+    plan = pipeline.plan
+    predicted = ""
+    if plan.predicted is not None:
+        predicted = f" (predicted {plan.predicted.iteration_ms:.1f} ms)"
+    if checkpoint and pipeline.load(checkpoint) and pipeline.rank == 0:
+        click.echo(f"goes on after step {pipeline.num_steps}")
+    rows = plan.microbatches * plan.model.microbatch_size
+    while pipeline.num_steps < steps:
+        loss = pipeline.step(*make_batch(pipeline.num_steps, rows))
+        if pipeline.rank == 0:
+            click.echo(
+                f"step {pipeline.num_steps:4d}  loss {loss:.5f}"
+                f"  {pipeline.iteration_ms:.1f} ms{predicted}"
+            )
+    if checkpoint:
+        pipeline.save(checkpoint)
 
 
 def _runnable(read: Plan, *, as_is: bool) -> Plan:
-    """The plan, or one for the same inputs whose stages all have a row for each replica."""
+    """The plan; or a new one for the same inputs, if a stage has more replicas than rows."""
     rows = read.model.microbatch_size
-    most = max(range(read.num_stages), key=lambda stage: read.stages[stage].num_replicas)
-    if read.stages[most].num_replicas <= rows:
+    widest = max(range(read.num_stages), key=lambda stage: read.stages[stage].num_replicas)
+    if read.stages[widest].num_replicas <= rows:
         return read
     reason = (
-        f"stages[{most}]: has {read.stages[most].num_replicas} replicas, more than a microbatch"
+        f"stages[{widest}]: has {read.stages[widest].num_replicas} replicas, more than a microbatch"
         f" has rows ({rows})"
     )
     if as_is:
@@ -107,7 +135,7 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
 
 
 def find_function(path: str) -> Callable[..., Any]:
-    """The function that `module:name` names, also in the current folder."""
+    """The function that `module:name` names; the module may be in the current folder."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise InputError(f"{path!r}: is not of the form MODULE:FUNCTION")
@@ -130,26 +158,33 @@ def _beside(path: str, name: str) -> str:
     return f"{path.partition(':')[0]}:{name}"
 
 
-def _against(plan: Any) -> str:
-    return "" if plan.predicted is None else f" (predicted {plan.predicted.iteration_ms:.1f} ms)"
-
-
 def main() -> NoReturn:
-    """Run; an error that all ranks share takes one line, on rank 0's stderr."""
+    """Run, and exit; an error that all ranks share takes one line, which rank 0 prints."""
     try:
         run_command(standalone_mode=False)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except PipeplanError as error:
         _fail(str(error), error.exit_code)
+    except _InterruptedError as interrupted:
+        _fail("" if interrupted.is_said else "interrupted", INTERRUPTED_CODE)
+    except Exception as error:  # of the model or of torch: where it happened matters
+        _print_traceback(error)
+        sys.exit(1)
     sys.stdout.flush()
     sys.exit(0)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":
-        click.echo(f"pipeplan: {' '.join(message.split())}", err=True)
+    if message and os.environ.get("RANK", "0") == "0":
+        click.echo(f"pipeplan: {printable(message)}", err=True)
     sys.exit(exit_code)
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print a traceback whose lines no terminal takes for commands."""
+    for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+        click.echo("".join(c if c.isprintable() else "?" for c in line), err=True)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,20 @@
 
 import contextlib
 import copy
+import os
+import random
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from pipeplan.runtime import Pipeline, RuntimeMismatchError, checkpoints  # noqa: E402
 from pipeplan.runtime.checkpoints import newest_checkpoint, put_in_place  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
@@ -115,3 +121,122 @@ def test_unfinished_checkpoint_is_not_seen(tmp_path):
     (tmp_path / "step-00000003").mkdir()
     assert newest_checkpoint(tmp_path).name == "step-00000003"
     assert newest_checkpoint(tmp_path / "none") is None
+
+
+def test_leftovers_of_dead_processes_go_with_the_next_save(tmp_path):
+    write(tmp_path, 3)
+    for name in (".step-00000001.partial", ".step-00000003.replaced", ".step-00000002.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("left")
+    write(tmp_path, 4)
+    # Of the second step only the replaced one was left; it became the oldest of three.
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000003", "step-00000004"]
+    assert read(tmp_path) == 4
+
+
+def test_a_checkpoint_left_between_two_renames_gets_its_name_back(tmp_path):
+    write(tmp_path, 2)
+    (tmp_path / "step-00000002").rename(tmp_path / ".step-00000002.replaced")
+    assert read(tmp_path) == 2
+    write(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_folders_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
+    synced = []
+    sync = checkpoints._sync_folder
+    monkeypatch.setattr(
+        checkpoints,
+        "_sync_folder",
+        lambda folder: (
+            synced.append((folder.name, (tmp_path / "step-00000002").exists())) or sync(folder)
+        ),
+    )
+    write(tmp_path, 2)
+    assert synced == [(".step-00000002.partial", False), (tmp_path.name, True)]
+
+
+@contextlib.contextmanager
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def tiny_state(number):
+    """A model and an optimizer whose tensors all hold this number."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(number)
+            optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, number)
+    names = {name: name for name, _ in model.named_parameters()}
+    return checkpoints.TrainingState(model=model, optimizer=optimizer, first_name_of=names)
+
+
+def write(folder, number):
+    with alone():
+        save(folder, number)
+
+
+def save(folder, number, num_steps=None):
+    progress = checkpoints.Progress(num_steps=num_steps or number, loss_scale=float(number))
+    checkpoints.save_checkpoint(tiny_state(number), progress, folder, keep=2)
+
+
+def read(folder):
+    """The number that all of the newest checkpoint holds; it fails if parts of it differ."""
+    state = tiny_state(-1)
+    with alone():
+        progress = checkpoints.load_checkpoint(state, folder)
+    tensors = [
+        *state.model.parameters(),
+        *(slots["momentum_buffer"] for slots in state.optimizer.state.values()),
+    ]
+    found = {value for tensor in tensors for value in tensor.flatten().tolist()}
+    assert found == {progress.loss_scale}
+    return int(progress.loss_scale)
+
+
+def save_forever(folder, ready):
+    """Writes checkpoint after checkpoint, each step twice, until it is killed."""
+    with alone():
+        for number in range(1, 100_000):
+            save(folder, number, num_steps=(number + 1) // 2)
+            os.write(ready, number.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize("num_kills", [50, pytest.param(200, marks=pytest.mark.full)])
+def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path, num_kills):
+    rng = random.Random(num_kills)
+    leftovers = 0
+    for kill in range(num_kills):
+        folder = tmp_path / str(kill)
+        receiving, sending = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                save_forever(folder, sending)
+            finally:
+                os._exit(1)
+        os.close(sending)
+        with open(receiving, "rb", buffering=0) as done:
+            written = int.from_bytes(done.read(4), "big")
+            time.sleep(rng.uniform(0, 0.04))
+            os.kill(child, signal.SIGKILL)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            while number := done.read(4):
+                written = int.from_bytes(number, "big")
+        leftovers += any(path.name.startswith(".") for path in folder.iterdir())
+        assert read(folder) in (written, written + 1)
+        assert newest_checkpoint(folder) is not None
+        write(folder, 200_000)
+        hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+        assert not hidden
+    assert leftovers > num_kills / 4  # most kills did come while something was being written

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from pipeplan.runtime.launching import agree_on_start  # noqa: E402
+from pipeplan.runtime.supervision.launching import agree_on_start  # noqa: E402
 from runtime.workers import few_at_once, free_port  # noqa: E402
 
 TRAIN = Path(__file__).parents[2] / "examples" / "elastic" / "train.py"

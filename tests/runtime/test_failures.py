@@ -1,8 +1,11 @@
 """A rank that dies, hangs or raises ends all ranks, with one line that names it."""
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,8 +15,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pipeplan.runtime import Pipeline  # noqa: E402
-from pipeplan.runtime.termination import Termination  # noqa: E402
-from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
+from pipeplan.runtime.supervision.termination import Termination  # noqa: E402
+from pipeplan.runtime.supervision.watchdog import GRACE_S, WatchdogOptions  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
 from runtime.workers import Ranks  # noqa: E402
 
@@ -26,10 +29,13 @@ DEFAULT = WatchdogOptions()
 class Trouble(nn.Module):
     """Passes on, until it is told not to."""
 
-    how = ""
+    how = folder = ""
 
     def forward(self, x):
         if Trouble.how == "raise":
+            raise ValueError("the layer is out of order")
+        if Trouble.how == "starve":
+            os.kill(pid_of_ready(Trouble.folder, 1), signal.SIGSTOP)
             raise ValueError("the layer is out of order")
         if Trouble.how == "hang":
             time.sleep(600)
@@ -46,6 +52,11 @@ class Ready:
         open(os.path.join(self.folder, f"ready-{self.rank}"), "w").close()
         time.sleep(600 if self.rank == 2 else 0)
         return torch.optim.SGD(parameters, lr=0.1)
+
+
+def pid_of_ready(folder, rank):
+    with open(os.path.join(folder, f"ready-{rank}")) as file:
+        return int(file.read())
 
 
 def set_up_slowly(rank, folder, how, options):
@@ -66,8 +77,10 @@ def train_until(rank, folder, how, options):
     )
     for step in range(10_000):
         if step == 3:
-            open(os.path.join(folder, f"ready-{rank}"), "w").close()
-            Trouble.how = how if rank == 3 else ""
+            with open(os.path.join(folder, f"ready-{rank}"), "w") as file:
+                file.write(str(os.getpid()))
+            pipeline.evaluate(torch.ones(8, 12), torch.ones(8, 4))  # all have written it by now
+            Trouble.how, Trouble.folder = how if rank == 3 else "", folder
         pipeline.step(torch.ones(8, 12), torch.ones(8, 4))
         if how == "absent" and step == 3 and rank == 2:
             time.sleep(600)
@@ -109,6 +122,43 @@ def test_raising_rank_is_named(tmp_path):
         "pipeplan: rank 3 (stage 2 on d3) raised ValueError: the layer is out of order;"
         " all ranks end"
     )
+
+
+@contextlib.contextmanager
+def busy_machine(num_processes=4):
+    """Processes beside the ranks that compute all the time."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_processes)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_raising_rank_is_named_also_to_a_rank_that_is_late(tmp_path):
+    """Rank 1 gets no time on the machine until the others have long known the failure."""
+    said = tmp_path / "stderr.txt"
+    arguments = (str(tmp_path), "starve", WatchdogOptions(beat_s=0.2))
+    with (
+        busy_machine(),
+        Ranks(NUM_RANKS, train_until, *arguments, stderr=str(said)) as ranks,
+    ):
+        deadline = time.monotonic() + 60
+        while "pipeplan:" not in (said.read_text() if said.exists() else ""):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(GRACE_S + 1)
+        os.kill(ranks.pids[1], signal.SIGCONT)
+        codes = ranks.wait(PATIENT_S)
+        lines = [line for line in said.read_text().splitlines() if line.startswith("pipeplan:")]
+    assert None not in codes
+    assert lines == [
+        "pipeplan: rank 3 (stage 2 on d3) raised ValueError: the layer is out of order;"
+        " all ranks end"
+    ]
 
 
 def test_hanging_rank_is_named(tmp_path):

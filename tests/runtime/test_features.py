@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan import write_plan  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, Whole  # noqa: E402
-from pipeplan.runtime.exchange import Exchange  # noqa: E402
+from pipeplan.runtime.exchange.neighbours import Exchange  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, make_mlp, mlp_loss, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
@@ -292,7 +292,7 @@ def scene_bf16(rank):
         part = copy.deepcopy(model)
         with Pipeline(plan, part, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
             losses = [pipeline.step(*batch) for batch in data]
-            all_kinds = pipeline._exchange.kinds_out.values()
+            all_kinds = pipeline._replica.exchange.kinds_out.values()
             assert {kind.dtype for kinds in all_kinds for kind in kinds} <= {torch.bfloat16}
             with CountCasts() as casts:
                 pipeline.step(*data[0])
@@ -402,7 +402,7 @@ def scene_metrics_and_buckets(rank):
         bucket_bytes=500,
     ) as pipeline:
         pipeline.step(inputs, targets)
-        inside = pipeline._reducer.started_inside
+        inside = pipeline._replica.reducer.started_inside
         assert inside >= 2, inside
         assert pipeline.metrics["mean"] == pytest.approx(reference(inputs).mean().item(), abs=1e-6)
         assert pipeline.iteration_ms > 0
@@ -433,9 +433,9 @@ def scene_refusals(rank):
     with Pipeline(plan, make_mlp(), mlp_loss, sgd) as pipeline:
         pass
     with pytest.raises(RuntimeMismatchError, match="stage 1: has 3 replicas for a microbatch of 2"):
-        pipeline._geometry(4)
+        pipeline._route(4)
     with pytest.raises(RuntimeMismatchError, match="batch: has 1 rows for 2 microbatches"):
-        pipeline._geometry(1)
+        pipeline._route(1)
     with pytest.raises(RuntimeMismatchError, match=r"layers\[0\].name: 'zero' is no layer"):
         Pipeline(cut_plan(["zero", "1"], [0, 1], [2, 2], 1, 2), make_mlp(), mlp_loss, sgd)
     with pytest.raises(RuntimeMismatchError, match="ranks: 4 for a plan on 5 devices"):

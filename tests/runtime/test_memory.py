@@ -82,7 +82,7 @@ def measure(rank, make, plans):
                 for parameter in pipeline.model.parameters()
                 for tensor in (parameter, *pipeline.optimizer.state[parameter].values())
             )
-            state_bytes += sum(bucket.flat.nbytes for bucket in pipeline._reducer._buckets)
+            state_bytes += sum(bucket.flat.nbytes for bucket in pipeline._replica.reducer._buckets)
             with LiveBytes() as live:
                 pipeline.step(data, data)
             stage = plan.stages[pipeline.stage]

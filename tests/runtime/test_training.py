@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pipeplan.runtime import Pipeline  # noqa: E402
-from pipeplan.runtime.watchdog import WatchdogOptions  # noqa: E402
+from pipeplan.runtime.supervision.watchdog import WatchdogOptions  # noqa: E402
 from runtime.samples import make_case, random_plan  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
 

@@ -4,7 +4,7 @@
 >>> pipeline = Pipeline(plan, model, loss_fn, lambda parameters: torch.optim.AdamW(parameters))
 >>> loss = pipeline.step(batch, targets)
 
-Needs the extra `torch`. Names load on first use.
+This package needs the extra `torch`. Its names are imported on first use.
 """
 
 from importlib import import_module
@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeplan.errors import RuntimeMismatchError
     from pipeplan.runtime.batches import Whole
-    from pipeplan.runtime.launching import join_ranks
+    from pipeplan.runtime.supervision.launching import join_ranks
+    from pipeplan.runtime.supervision.watchdog import WatchdogOptions
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["Pipeline", "RuntimeMismatchError", "Whole", "join_ranks"]
+__all__ = ["Pipeline", "RuntimeMismatchError", "WatchdogOptions", "Whole", "join_ranks"]
 
 _MODULE_OF = {
     "Pipeline": "pipeplan.runtime.training",
     "RuntimeMismatchError": "pipeplan.errors",
+    "WatchdogOptions": "pipeplan.runtime.supervision.watchdog",
     "Whole": "pipeplan.runtime.batches",
-    "join_ranks": "pipeplan.runtime.launching",
+    "join_ranks": "pipeplan.runtime.supervision.launching",
 }
 
 

@@ -1,4 +1,4 @@
-"""A batch as the runtime sees it: nested tensors whose first dimension is rows."""
+"""A batch: nested tensors whose first dimension is rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,20 @@ class Whole:
 
 
 def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called with a batch: a dict by name, a tuple by position, else alone."""
-    if isinstance(batch, Mapping):  # a library's own kind of dict, too
+    """The arguments by which a model is called with a batch.
+
+    A dict gives arguments by name, a tuple by position. Anything else is the only argument.
+    """
+    if isinstance(batch, Mapping):  # a dict class of another library, too
         return (), dict(batch)
     return (batch if isinstance(batch, tuple) else (batch,)), {}
 
 
 def num_rows(value: Any, what: str) -> int:
-    """The number of rows that all tensors agree on."""
+    """The number of rows; all tensors must have the same."""
     found: list[int] = []
 
-    def look(leaf: Any) -> None:
+    def count(leaf: Any) -> None:
         if isinstance(leaf, Whole):
             return
         if not leaf.ndim:
@@ -39,7 +42,7 @@ def num_rows(value: Any, what: str) -> int:
             )
         found.append(leaf.shape[0])
 
-    map_tensors(value, look, Whole)
+    map_tensors(value, count, Whole)
     if not found:
         raise RuntimeMismatchError(f"{what}: holds no tensor with rows")
     if len(set(found)) > 1:
@@ -51,10 +54,10 @@ def num_rows(value: Any, what: str) -> int:
 
 
 def select_rows(value: Any, rows: Sequence[int], device: torch.device) -> Any:
-    """These rows of every tensor, on the device; a view where they are consecutive."""
+    """These rows of every tensor, on the device; a view if the rows are consecutive."""
     start, stop = rows[0], rows[-1] + 1
-    consecutive = list(rows) == list(range(start, stop))
-    index = None if consecutive else torch.tensor(rows)
+    is_consecutive = list(rows) == list(range(start, stop))
+    index = None if is_consecutive else torch.tensor(rows)
 
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, Whole):
@@ -66,13 +69,13 @@ def select_rows(value: Any, rows: Sequence[int], device: torch.device) -> Any:
 
 
 def signature(value: Any) -> tuple[Any, ...]:
-    """Equal for batches whose microbatches have equal shapes."""
+    """A key that is equal for batches whose microbatches have equal shapes."""
     found: list[Any] = []
 
-    def look(leaf: Any) -> None:
+    def describe(leaf: Any) -> None:
         tensor = leaf.value if isinstance(leaf, Whole) else leaf
         if isinstance(tensor, torch.Tensor):
             found.append((tuple(tensor.shape), str(tensor.dtype), isinstance(leaf, Whole)))
 
-    map_tensors(value, look, Whole)
+    map_tensors(value, describe, Whole)
     return tuple(found)

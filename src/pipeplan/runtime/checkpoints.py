@@ -1,67 +1,97 @@
-"""Checkpoints that each stage writes its part of, and that any other plan can go on from.
+"""Checkpoints: each stage writes its part, and any other plan can continue from them.
 
-A checkpoint is a folder `step-00000012`: torch's distributed checkpoint with every tensor under
-its name in the whole model, and `pipeplan.json` with the rest. All ranks need to see the same
-folder. It is written under another name and renamed when all ranks are done::
+A checkpoint is a folder `step-00000012`. It holds torch's distributed checkpoint, with every tensor
+under its name in the whole model, and `pipeplan.json` with the rest. All ranks have to see the same
+folder. The checkpoint is written under another name, and renamed when all ranks are done::
 
-    .step-00000012.partial     being written; no reader looks at it
+    .step-00000012.partial     being written, or being removed; no reader looks at it
     step-00000012              complete
     .step-00000012.replaced    an older one of the same step, until the new one has its name
+
+A process may be killed at any moment: the newest checkpoint is then the old or the new one, and it
+is complete. The next save removes what the killed process has left.
 """
 
 import json
+import os
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from pipeplan.documents.syntax import write_atomically
+from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 
-if TYPE_CHECKING:
-    from pipeplan.runtime.training import Pipeline
-
-__all__ = ["load_checkpoint", "newest_checkpoint", "put_in_place", "save_checkpoint"]
+__all__ = [
+    "Progress",
+    "TrainingState",
+    "load_checkpoint",
+    "newest_checkpoint",
+    "put_in_place",
+    "save_checkpoint",
+]
 
 FORMAT = "pipeplan.checkpoint/1"
 NAME = re.compile(r"step-(\d{8,})")
 PARTIAL, REPLACED = ".partial", ".replaced"
 
 
-def save_checkpoint(pipeline: "Pipeline", directory: Path, keep: int) -> Path:
-    """Write the pipeline's state; older checkpoints beyond the newest `keep` are removed."""
-    final = directory / f"step-{pipeline.num_steps:08d}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """The tensors that one rank saves and loads."""
+
+    model: nn.Module | None
+    """This rank's part of the model; None for a rank that the plan leaves unused."""
+    optimizer: torch.optim.Optimizer | None
+    first_name_of: Mapping[str, str]
+    """The first name that the whole model has for each parameter; tied ones have several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far training has come."""
+
+    num_steps: int
+    loss_scale: float
+
+
+def save_checkpoint(state: TrainingState, progress: Progress, directory: Path, keep: int) -> Path:
+    """Write a checkpoint, and remove all but the newest `keep`; all ranks have to call it."""
+    final = directory / f"step-{progress.num_steps:08d}"
     partial = _beside(final, PARTIAL)
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        for unfinished in directory.glob(f".step-*{PARTIAL}"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        _clean_up(directory)
     dist.barrier()
-    tensors, settings = _collect(pipeline)
+    tensors, settings = _collect(state)
     with warnings.catch_warnings():
         _expect_private_storage_warning()
         save(tensors, storage_writer=FileSystemWriter(partial))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(settings, everyone if dist.get_rank() == 0 else None)
     if dist.get_rank() == 0:
-        merged = {name: values for part in everyone for name, values in part.items()}
         document = {
             "format": FORMAT,
-            "steps": pipeline.num_steps,
-            "loss_scale": pipeline.loss_scale,
-            "settings": merged,
+            "steps": progress.num_steps,
+            "loss_scale": progress.loss_scale,
+            "settings": {name: values for part in everyone for name, values in part.items()},
         }
         write_atomically(partial / "pipeplan.json", json.dumps(document).encode())
+        _sync_folder(partial)
         put_in_place(partial, final)
         for old in _complete(directory)[:-keep] if keep > 0 else []:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
     dist.barrier()
     return final
 
@@ -73,6 +103,7 @@ def put_in_place(partial: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     partial.rename(final)
+    _sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -82,99 +113,138 @@ def newest_checkpoint(directory: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def load_checkpoint(pipeline: "Pipeline", directory: Path) -> bool:
-    """Take over the newest checkpoint's state; False if there is none."""
+def load_checkpoint(state: TrainingState, directory: Path) -> Progress | None:
+    """Load the newest checkpoint; None if there is none. All ranks have to call it."""
     # Rank 0 decides, so that all ranks read the same one.
     chosen: list[Any] = [str(newest_checkpoint(directory) or "")]
     dist.broadcast_object_list(chosen, src=0)
     if not chosen[0]:
-        return False
+        return None
     path = Path(chosen[0])
     document = json.loads((path / "pipeplan.json").read_text())
     if document.get("format") != FORMAT:
         raise RuntimeMismatchError(
-            f"{path}: has format {document.get('format')!r}; this reader takes {FORMAT!r}"
+            f"{printable(str(path))}: has format {document.get('format')!r};"
+            f" this reader takes {FORMAT!r}"
         )
     reader = FileSystemReader(path)
     known = reader.read_metadata().state_dict_metadata
     wanted: dict[str, torch.Tensor] = {}
-    for key, tensor in _model_tensors(pipeline).items():
+    for key, tensor in _model_tensors(state).items():
         if key not in known:
             raise RuntimeMismatchError(
-                f"{path}: has no {key.removeprefix('model.')!r}; it is of another model"
+                f"{printable(str(path))}: has no {key.removeprefix('model.')!r};"
+                " it is of another model"
             )
         wanted[key] = tensor
-    slots = _empty_slots(pipeline, known)
+    slots = _empty_slots(state, known)
     for (name, slot), tensor in slots.items():
         wanted[f"optimizer.{name}.{slot}"] = tensor
     load(wanted, storage_reader=reader)
-    _apply(pipeline, slots, document["settings"])
-    pipeline.num_steps = document["steps"]
-    pipeline.loss_scale = document["loss_scale"]
-    return True
+    _restore_optimizer(state, slots, document["settings"])
+    return Progress(num_steps=document["steps"], loss_scale=document["loss_scale"])
+
+
+# ------------------------------------------------------------------------------- folders
 
 
 def _complete(directory: Path) -> list[Path]:
+    """All complete checkpoints, by number of steps."""
     if not directory.is_dir():
         return []
     found = {path.name: path for path in directory.iterdir() if NAME.fullmatch(path.name)}
     for path in directory.glob(f".step-*{REPLACED}"):
-        found.setdefault(path.name[1:].removesuffix(REPLACED), path)
+        found.setdefault(_final_of(path).name, path)
     return [found[name] for name in sorted(found, key=lambda name: int(name.partition("-")[2]))]
+
+
+def _clean_up(directory: Path) -> None:
+    """Remove what killed processes have left."""
+    for unfinished in directory.glob(f".step-*{PARTIAL}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for replaced in directory.glob(f".step-*{REPLACED}"):
+        if _final_of(replaced).exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:  # the process was killed between two renames
+            replaced.rename(_final_of(replaced))
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; under another name, so that no half of it looks complete."""
+    final = checkpoint if NAME.fullmatch(checkpoint.name) else _final_of(checkpoint)
+    hidden = _beside(final, PARTIAL)
+    checkpoint.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _beside(final: Path, ending: str) -> Path:
     return final.with_name(f".{final.name}{ending}")
 
 
-def _collect(pipeline: "Pipeline") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """This rank's tensors by key, and by parameter the settings of its optimizer group."""
-    tensors = _model_tensors(pipeline)
+def _final_of(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name[1:].removesuffix(REPLACED))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------- tensors
+
+
+def _collect(state: TrainingState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """This rank's tensors by key, and the optimizer's settings by parameter."""
+    tensors = _model_tensors(state)
     settings: dict[str, Any] = {}
-    if pipeline.optimizer is None:
+    if state.optimizer is None:
         return tensors, settings
-    for name, parameter in _parameters(pipeline).items():
-        for slot, value in pipeline.optimizer.state.get(parameter, {}).items():
+    for name, parameter in _parameters(state).items():
+        for slot, value in state.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer.{name}.{slot}"] = torch.as_tensor(value)
-    for group in pipeline.optimizer.param_groups:
+    for group in state.optimizer.param_groups:
         members = {id(parameter) for parameter in group["params"]}
         plain = {key: value for key, value in group.items() if _is_plain(value)}
-        for name, parameter in _parameters(pipeline).items():
+        for name, parameter in _parameters(state).items():
             if id(parameter) in members:
                 settings[name] = plain
     return tensors, settings
 
 
 def _is_plain(value: Any) -> bool:
-    numbers = bool | int | float | str | None
+    """Whether JSON can hold a setting."""
+    plain = bool | int | float | str | None
     if isinstance(value, tuple | list):
-        return all(isinstance(entry, numbers) for entry in value)
-    return isinstance(value, numbers)
+        return all(isinstance(entry, plain) for entry in value)
+    return isinstance(value, plain)
 
 
-def _model_tensors(pipeline: "Pipeline") -> dict[str, torch.Tensor]:
-    if pipeline.model is None:
+def _model_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
+    if state.model is None:
         return {}
-    return {f"model.{name}": tensor for name, tensor in pipeline.model.state_dict().items()}
+    return {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
 
 
-def _parameters(pipeline: "Pipeline") -> dict[str, torch.nn.Parameter]:
-    """By the first name that the whole model has for it, which all stages agree on."""
-    if pipeline.model is None:
+def _parameters(state: TrainingState) -> dict[str, nn.Parameter]:
+    """This rank's parameters by their first name in the whole model, which all stages share."""
+    if state.model is None:
         return {}
     return {
-        pipeline.first_name_of[name]: parameter
-        for name, parameter in pipeline.model.named_parameters()
+        state.first_name_of[name]: parameter for name, parameter in state.model.named_parameters()
     }
 
 
 def _empty_slots(
-    pipeline: "Pipeline", known: dict[str, Any]
+    state: TrainingState, known: dict[str, Any]
 ) -> dict[tuple[str, str], torch.Tensor]:
-    """Room for the optimizer's tensors that the checkpoint holds for this rank's parameters."""
+    """Empty tensors for the optimizer's state that the checkpoint holds for this rank."""
     slots = {}
-    for name, parameter in _parameters(pipeline).items():
+    for name, parameter in _parameters(state).items():
         prefix = f"optimizer.{name}."
         for key, kind in known.items():
             slot = key.removeprefix(prefix)
@@ -186,16 +256,16 @@ def _empty_slots(
     return slots
 
 
-def _apply(
-    pipeline: "Pipeline", slots: dict[tuple[str, str], torch.Tensor], settings: dict[str, Any]
+def _restore_optimizer(
+    state: TrainingState, slots: dict[tuple[str, str], torch.Tensor], settings: dict[str, Any]
 ) -> None:
-    if pipeline.optimizer is None:
+    if state.optimizer is None:
         return
-    parameters = _parameters(pipeline)
+    parameters = _parameters(state)
     name_of = {id(parameter): name for name, parameter in parameters.items()}
     for (name, slot), tensor in slots.items():
-        pipeline.optimizer.state[parameters[name]][slot] = tensor
-    for group in pipeline.optimizer.param_groups:
+        state.optimizer.state[parameters[name]][slot] = tensor
+    for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             for key, value in settings.get(name_of[id(parameter)], {}).items():
                 if key in group:
@@ -203,5 +273,5 @@ def _apply(
 
 
 def _expect_private_storage_warning() -> None:
-    """Torch's own writer warns of its use of TypedStorage and of full loads."""
+    """Ignore a warning that torch's own writer causes."""
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated", category=UserWarning)

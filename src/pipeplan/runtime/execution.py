@@ -1,7 +1,7 @@
-"""One replica's blocks: a microbatch forward or backward through its part of the model.
+"""Runs one replica's blocks: a microbatch forward or backward through its stage.
 
-Random numbers: every block draws from a generator seeded by (seed, step, stage, microbatch,
-replica), so a run repeats bit by bit, recomputation draws what the forward drew, and replicas
+Random numbers: every block seeds the generator by (seed, step, stage, microbatch, replica). So a
+run repeats bit by bit, and recomputation draws the same numbers as the forward. Different replicas
 and microbatches drop different elements.
 """
 
@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
-from pipeplan.splitting.parts import Part
+from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["BlockSeeds", "LossTerms", "StageRunner"]
 
@@ -26,7 +26,7 @@ Function = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeeds:
-    """What the random numbers of a replica depend on, besides step and microbatch."""
+    """Makes the seeds of a replica's blocks."""
 
     seed: int
     stage: int
@@ -40,12 +40,12 @@ class BlockSeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """How the last stage turns outputs into a loss and into metrics."""
+    """How the last stage computes the loss and the metrics from outputs."""
 
     loss_fn: Function
     metrics: Mapping[str, Function]
     weight_fn: Callable[[Any], Any] | None
-    """How much targets weigh; None: a row weighs 1."""
+    """The weight of targets; without it, each row weighs 1."""
 
     def weight(self, targets: Any, num_rows: int) -> float:
         """The weight of these targets in the mean."""
@@ -58,10 +58,10 @@ class _Kept:
 
     carried: list[torch.Tensor]
     roots: list[GradientEdge]
-    """Where the backward begins: edges instead of the outputs themselves, which are not needed
-    once they are sent. Empty with recomputation."""
+    """Where the backward begins; empty with recomputation. These are edges of the graph, not the
+    outputs: outputs are freed once they are sent."""
     grad_outputs: list[torch.Tensor] | None
-    """Of the loss, on the last stage."""
+    """The gradient of the loss, on the last stage; None elsewhere."""
     call: Any
     seed: int
 
@@ -71,7 +71,7 @@ class StageRunner:
 
     def __init__(
         self,
-        part: Part,
+        module: StageModule,
         device: torch.device,
         *,
         seeds: BlockSeeds,
@@ -79,23 +79,23 @@ class StageRunner:
         amp_dtype: torch.dtype | None,
         loss: LossTerms | None,
     ) -> None:
-        self._part, self._device, self._seeds = part, device, seeds
+        self._module, self._device, self._seeds = module, device, seeds
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
         self._kept: dict[int, _Kept] = {}
         self._evaluates = False
-        self._clones_inputs = self._is_watched = False
+        self._clones_inputs = self._is_checked = False
         self._statistics = [
-            module
-            for module in part.model.modules()
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+            layer
+            for layer in module.model.modules()
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
         ]
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Forwards inside keep nothing, and layers behave as in evaluation."""
-        modes = [(module, module.training) for module in self._part.model.modules()]
-        self._part.model.eval()
+        """Evaluate inside: forwards keep nothing, and layers are in evaluation mode."""
+        modes = [(module, module.training) for module in self._module.model.modules()]
+        self._module.model.eval()
         self._evaluates = True
         try:
             with torch.no_grad():
@@ -106,11 +106,12 @@ class StageRunner:
                 module.training = training
 
     def sharing_casts(self) -> contextlib.AbstractContextManager[Any]:
-        """Microbatches inside share the parameters that autocast has cast to lower precision.
+        """Inside, microbatches share the parameters that autocast casts to lower precision.
 
-        Autocast forgets them when its outermost context ends; each microbatch would then keep its
-        own for the backward. With recomputation there is one at a time anyway, and a cast made
-        without gradients must not be met by one that needs them.
+        Autocast forgets its casts when the outermost autocast context ends. Without a context
+        around all microbatches, each would keep its own casts for the backward. Recomputation
+        needs none: there only one microbatch has casts at a time, and a cast made without
+        gradients must not be reused with gradients.
         """
         if self._amp_dtype is None or self._recompute:
             return contextlib.nullcontext()
@@ -126,15 +127,15 @@ class StageRunner:
         *,
         learn: bool = False,
     ) -> tuple[list[torch.Tensor], Any]:
-        """The tensors that leave the stage and what puts them back together.
+        """The tensors that leave the stage, and the template that joins them.
 
-        `learn` computes with gradients in any case, so that it is seen which outputs have one.
+        `learn` always computes with gradients, to find out which outputs have one.
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
         with torch.set_grad_enabled(not self._evaluates and (learn or not self._recompute)):
             output = self._run(carried, call, seed)
-        tensors, shape = take_tensors(output, f"layers {self._part.layers_text}")
+        tensors, shape = take_tensors(output, f"layers {self._module.layers_text}")
         if self._recompute:
             self._keep(microbatch, _Kept(carried, [], None, call, seed))
         else:
@@ -152,7 +153,7 @@ class StageRunner:
         share: float,
         gradient_scale: float,
     ) -> torch.Tensor:
-        """The loss and the metrics of these rows, each times their share of the batch's weight."""
+        """The loss and the metrics of these rows, times the rows' share of the batch's weight."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
         with torch.set_grad_enabled(not self._evaluates and not self._recompute):
@@ -164,7 +165,7 @@ class StageRunner:
         return stats
 
     def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients of what entered the stage; `grad_outputs` are those of what left it."""
+        """The gradients of the stage's inputs; `grad_outputs` are the gradients of its outputs."""
         kept = self._kept.pop(microbatch)
         roots = kept.roots
         if self._recompute:
@@ -187,36 +188,42 @@ class StageRunner:
         if kept.grad_outputs is not None:
             return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
         output = self._run(kept.carried, kept.call, kept.seed)
-        return _roots(take_tensors(output, f"layers {self._part.layers_text}")[0])
+        return _roots(take_tensors(output, f"layers {self._module.layers_text}")[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
-        """The part's output; what it works on in place is copied, as soon as that is seen."""
+        """The output of the layers.
+
+        Layers may change their inputs in place. Once that is noticed, they get copies.
+        """
         if self._clones_inputs:
             return self._run_on(_cloned(carried), _cloned(call[:2]), seed)
         if self._recompute and not torch.is_grad_enabled():
-            return self._run_and_watch(carried, call, seed)
+            return self._run_and_compare(carried, call, seed)
         try:
             return self._run_on(carried, call, seed)
         except RuntimeError as error:
-            # A stage may begin with a layer that works in place, which a leaf does not allow.
+            # The first layer may work in place, which autograd forbids on a leaf.
             if "leaf Variable that requires grad" not in str(error):
                 raise
         self._clones_inputs = True
         return self._run(carried, call, seed)
 
-    def _run_and_watch(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
-        """Without gradients nobody complains of work in place, but recomputing needs the inputs."""
+    def _run_and_compare(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
+        """Run without gradients, and notice inputs that change in place.
+
+        Autograd does not complain here, but recomputation needs the unchanged inputs.
+        """
         tensors = [*carried, *tensors_in(call[1])]
         versions = [tensor._version for tensor in tensors]
-        copies = None if self._is_watched else [tensor.detach().clone() for tensor in tensors]
-        self._is_watched = True
+        copies = None if self._is_checked else [tensor.detach().clone() for tensor in tensors]
+        self._is_checked = True
         output = self._run_on(carried, call, seed)
         if [tensor._version for tensor in tensors] == versions:
             return output
         if copies is None:
             raise RuntimeMismatchError(
-                f"layers {self._part.layers_text}: changed their inputs in place, but not in their"
-                " first microbatch; with recompute they must not"
+                f"layers {self._module.layers_text}: changed their inputs in place, but not in"
+                " their first microbatch; with recompute they must not"
             )
         for tensor, copy in zip(tensors, copies, strict=True):
             tensor.copy_(copy)
@@ -228,7 +235,7 @@ class StageRunner:
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
         with self._autocast():
-            return self._part(value, args, kwargs)
+            return self._module(value, args, kwargs)
 
     def _run_loss(
         self, carried: list[torch.Tensor], call: Any, seed: int
@@ -244,7 +251,7 @@ class StageRunner:
             with torch.no_grad():
                 numbers = [fn(output, targets) for fn in self._loss.metrics.values()]
         else:
-            # Rows without weight have no mean; the graph still has to be walked.
+            # Rows without weight have no mean loss. The backward still has to run through them.
             tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
             loss = sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
             numbers = [0.0] * len(self._loss.metrics)
@@ -268,7 +275,7 @@ class StageRunner:
 
     @contextlib.contextmanager
     def _frozen_statistics(self) -> Any:
-        """Recomputation must not count a microbatch twice in running means."""
+        """Restore running means afterwards: recomputation must not count a microbatch twice."""
         saved = [
             [(buffer, buffer.clone()) for buffer in module.buffers(recurse=False)]
             for module in self._statistics

@@ -1,21 +1,22 @@
-"""Gradients summed over all that hold a parameter: a stage's replicas, and stages that share it.
+"""Sums gradients over all ranks that hold a parameter: replicas, and stages that share it.
 
-Parameters go into buckets in the reverse of their order of use, roughly the order in which
-gradients come; a bucket's all-reduce starts inside the last backward, as soon as its last
-gradient is there, and always after the buckets before it, so that all replicas agree::
+Parameters are put into buckets in the reverse of their order of use. That is roughly the order in
+which their gradients are computed. The all-reduce of a bucket starts inside the last backward, as
+soon as the last gradient of the bucket is there. Buckets start in their order, so that all replicas
+agree::
 
     last backward   |--------------------------|
     all-reduce          |bucket 0| |bucket 1|     |bucket 2|
 
-A parameter held by several stages (tied weights) is summed over all ranks that hold it, in a
-bucket of its own group: partial sums of replicas need no reduction before that.
+A parameter that several stages hold (tied weights) is summed over all ranks that hold it, in
+separate buckets. One all-reduce is enough for that: replicas need not be summed first.
 
-Each bucket ends with a count for each parameter of the replicas in which it got a gradient: where
-nobody had one, it stays without, as in ordinary training, and the optimizer skips it.
+Each bucket ends with one count for each parameter: on how many ranks it got a gradient. A parameter
+that got none anywhere stays without a gradient, as in ordinary training. The optimizer skips it.
 
 Reference:
     Li et al. 2020, "PyTorch Distributed", VLDB 13, section 3.2.3: buckets and their order.
-    Differs: counts of use travel with the bucket instead of in a separate all-reduce.
+    Differs: the counts are part of the bucket, instead of a separate all-reduce.
 """
 
 from collections.abc import Sequence
@@ -41,14 +42,16 @@ class Reduction:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Gradients that are reduced at once; they are views of one flat tensor."""
+    """Gradients that are reduced together; they are views of one flat tensor."""
 
     parameters: list[nn.Parameter]
     group: Any
     flat: torch.Tensor
     views: list[torch.Tensor]
     num_missing: int = 0
+    """Gradients that the last backward has still to compute."""
     used: set[int] = field(default_factory=set)
+    """Indices of parameters that got a gradient on this rank."""
     work: Any = None
 
 
@@ -78,7 +81,7 @@ class GradientReducer:
         ]
 
     def begin(self) -> None:
-        """Forget the last step's gradients."""
+        """Drop the gradients of the last step."""
         for parameter in self.parameters:
             parameter.grad = None
         self._is_last = False
@@ -91,11 +94,11 @@ class GradientReducer:
                 parameter.grad = view
 
     def expect_last(self) -> None:
-        """The next backward is this rank's last one: buckets may go as they fill."""
+        """Say that the next backward is the last of this step: full buckets may start."""
         self._is_last = True
 
     def finish(self) -> None:
-        """Start what has not been started, wait for all, and drop gradients that nobody has."""
+        """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
         self.started_inside = self._num_started
         while self._num_started < len(self._buckets):
             self._start_one()
@@ -110,7 +113,7 @@ class GradientReducer:
                         parameter.grad = None
 
     def close(self) -> None:
-        """Leave the parameters as they were."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -118,7 +121,7 @@ class GradientReducer:
         def arrived(parameter: torch.Tensor) -> None:
             bucket.used.add(index)
             view = bucket.views[index]
-            if parameter.grad is not view:  # autograd or the user put another tensor there
+            if parameter.grad is not view:  # autograd or the user has put another tensor there
                 view.copy_(parameter.grad)  # type: ignore[arg-type]
                 parameter.grad = view
             if self._is_last:

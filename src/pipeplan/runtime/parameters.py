@@ -1,4 +1,8 @@
-"""Parameters at the start and at the end: filled, made equal on all holders, gathered."""
+"""Parameters at the start and at the end of training.
+
+At the start they are filled and made equal on all ranks that hold them. At the end they are
+gathered on rank 0.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +13,7 @@ from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.gradients import Reduction
-from pipeplan.splitting.stands import Stand
+from pipeplan.splitting.stand_ins import StandIn
 
 __all__ = [
     "find_reductions",
@@ -23,7 +27,7 @@ __all__ = [
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """For every name of a parameter the first name of the same tensor."""
+    """For every name of a parameter, the first name of the same tensor."""
     first_of: dict[int, str] = {}
     return {
         name: first_of.setdefault(id(parameter), name)
@@ -51,9 +55,9 @@ def find_reductions(
     stage_group: Any,
     tie_groups: Mapping[frozenset[int], Any],
 ) -> list[Reduction]:
-    """Over which ranks the gradients of one rank's parameters are summed.
+    """The groups of ranks over which the gradients of one rank's parameters are summed.
 
-    `stage_group` are the stage's replicas, None if it has but one.
+    `stage_group` holds the stage's replicas; it is None if there is only one.
     """
     reductions = []
     own = [parameter for name, parameter in named.items() if len(held_by[name]) == 1]
@@ -61,7 +65,7 @@ def find_reductions(
         reductions.append(Reduction(parameters=own, group=stage_group))
     tied = [(frozenset(held_by[n]), n, p) for n, p in named.items() if len(held_by[n]) > 1]
     for stages in sorted({stages for stages, _, _ in tied}, key=sorted):
-        # Stages know a shared tensor by different names: its first name orders them alike.
+        # Stages may know a shared tensor by different names. Its first name orders all alike.
         shared = {first_name_of[n]: p for s, n, p in tied if s == stages}
         ordered = [shared[first_name] for first_name in sorted(shared)]
         reductions.append(Reduction(parameters=ordered, group=tie_groups[stages]))
@@ -71,11 +75,11 @@ def find_reductions(
 def materialise(
     model: nn.Module, device: torch.device, init_fn: Callable[[nn.Module], None] | None
 ) -> None:
-    """Put a stage's part on its device; what is on the meta device is filled by `init_fn`."""
-    made: dict[int, Any] = {}  # a tensor with two names stays one tensor
+    """Put a stage's modules on their device; `init_fn` fills what was on the meta device."""
+    made: dict[int, Any] = {}  # so that a tensor with two names stays one tensor
     for module in model.modules():
-        if isinstance(module, Stand):
-            module.place = device
+        if isinstance(module, StandIn):
+            module.device = device
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None or not tensor.is_meta:
@@ -84,7 +88,10 @@ def materialise(
                     empty: Any = torch.empty_like(tensor, device=device)
                     if isinstance(tensor, nn.Parameter):
                         empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    made[id(tensor)] = (empty, tensor)  # the old one too: its id stays taken
+                    made[id(tensor)] = (
+                        empty,
+                        tensor,
+                    )  # keep the old one, so that its id is not reused
                 tensors[name] = made[id(tensor)][0]
     if made and init_fn is None:
         raise RuntimeMismatchError(
@@ -98,7 +105,7 @@ def materialise(
 def share_initial_values(
     model: nn.Module, group: Any, ranks: Sequence[int], reductions: Sequence[Reduction]
 ) -> None:
-    """All holders of a tensor start from its first holder's values."""
+    """Give all ranks that hold a tensor the values of the first of them."""
     with torch.no_grad():
         if len(ranks) > 1:
             for tensor in [*model.parameters(), *model.buffers()]:
@@ -110,7 +117,7 @@ def share_initial_values(
 
 
 def share_statistics(model: nn.Module, group: Any, ranks: Sequence[int]) -> None:
-    """All replicas take over the running means of the first, which are the model's."""
+    """Give all replicas the running means of the first, which count as the model's."""
     if len(ranks) > 1:
         with torch.no_grad():
             for buffer in model.buffers():

@@ -1,13 +1,13 @@
 """Which rank is which device of the plan.
 
-The plan names devices and their hosts; at start every rank says where it really runs::
+The plan names devices and their hosts. At the start, every rank says where it really runs::
 
     real host has the plan's name   the i-th rank there is the plan's i-th device of that host
     all ranks on one host           ranks are the plan's devices in the order of the cluster
-    ranks say their device          that one; a rank that says none is left unused
+    ranks say their device          that one; a rank that says none stays unused
     anything else                   refused: name the hosts, or say each rank's device
 
-Devices that the plan leaves unused may have a rank or not.
+Devices that the plan does not use may have a rank, but need none.
 """
 
 import socket
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 
@@ -29,7 +30,7 @@ class Place:
 
     host: str
     device_name: str | None = None
-    """The plan's device that this rank claims to be."""
+    """The device of the plan that this rank says it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +39,25 @@ class Placement:
 
     ranks: tuple[tuple[int, ...], ...]
     device_of: dict[int, str]
-    """By rank, the name of its device."""
+    """The name of each rank's device."""
     local_index: tuple[int, ...]
-    """By rank, the how-manieth it is on its host."""
+    """For each rank, its index among the ranks of its host."""
 
     def find(self, rank: int) -> tuple[int, int] | None:
-        """The stage and replica of a rank; None for one that the plan leaves unused."""
+        """The stage and the replica of a rank; None if the plan does not use it."""
         for stage, ranks in enumerate(self.ranks):
             if rank in ranks:
                 return stage, ranks.index(rank)
         return None
+
+    def rank_names(self, num_ranks: int) -> list[str]:
+        """What messages call each rank."""
+        names = []
+        for rank in range(num_ranks):
+            place = self.find(rank)
+            on_device = printable(self.device_of.get(rank, ""))
+            names.append(f"stage {place[0]} on {on_device}" if place else "unused by the plan")
+        return names
 
 
 def find_placement(
@@ -62,7 +72,11 @@ def find_placement(
 
 
 def place_ranks(plan: Plan, places: Sequence[Place], real_hosts: Mapping[str, str]) -> Placement:
-    """The rank of every device that the plan uses; a mismatch is explained."""
+    """The placement, given where each rank runs.
+
+    Raises:
+        RuntimeMismatchError: a device that the plan uses has no rank, or has two.
+    """
     local_index = tuple(
         sum(other.host == place.host for other in places[:rank])
         for rank, place in enumerate(places)
@@ -104,7 +118,7 @@ def _devices(
     local_index: Sequence[int],
     used: list[int],
 ) -> dict[int, int]:
-    """By rank, its device."""
+    """The index of each rank's device."""
     devices = plan.cluster.devices
     claims = [place.device_name for place in places]
     if any(claims):
@@ -113,7 +127,7 @@ def _devices(
             if claim is not None and claim not in index_of:
                 raise RuntimeMismatchError(
                     f"ranks: {rank} says it is {claim!r}, which the plan does not know;"
-                    f" its devices are {', '.join(list(index_of)[:8])}"
+                    f" its devices are {printable(', '.join(list(index_of)[:8]))}"
                 )
         return {rank: index_of[claim] for rank, claim in enumerate(claims) if claim is not None}
     on_host: dict[str, list[int]] = {}
@@ -122,16 +136,17 @@ def _devices(
     if {place.host for place in places} & set(on_host):
         found = {}
         for rank, place in enumerate(places):
-            there = on_host.get(place.host, [])
-            if local_index[rank] < len(there):
-                found[rank] = there[local_index[rank]]
+            candidates = on_host.get(place.host, [])
+            if local_index[rank] < len(candidates):
+                found[rank] = candidates[local_index[rank]]
         return found
     if len({place.host for place in places}) == 1:
         order = used if len(places) < len(devices) else list(range(len(devices)))
         return dict(enumerate(order[: len(places)]))
     raise RuntimeMismatchError(
-        f"hosts: the plan names {', '.join(sorted(on_host))}, but ranks run on {_listed(places)};"
-        " give the cluster these host names, or say real_hosts={plan's: real}"
+        f"hosts: the plan names {printable(', '.join(sorted(on_host)))}, but ranks run on"
+        f" {_listed(places)}; give the cluster these host names,"
+        " or say real_hosts={plan's: real}"
     )
 
 
@@ -139,4 +154,4 @@ def _listed(places: Sequence[Place]) -> str:
     counts: dict[str, int] = {}
     for place in places:
         counts[place.host] = counts.get(place.host, 0) + 1
-    return ", ".join(f"{host} ({count})" for host, count in counts.items())
+    return printable(", ".join(f"{host} ({count})" for host, count in counts.items()))

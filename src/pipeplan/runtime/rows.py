@@ -1,26 +1,27 @@
-"""Which rows of a microbatch each replica takes, so that transfers are what the cost model says.
+"""Divides the rows of a microbatch among replicas, so that transfers match the cost model.
 
-Every pair of devices of neighbouring stages has to carry the product of their shares. Equal
-intervals on both sides would not do: with 2 -> 2 replicas two pairs would carry a half each and
-two nothing. So each replica cuts what it holds into one run for every replica behind it, and a
-replica holds, one after another, the runs that it was cut from those before it. Two stages of two
-replicas, eight rows::
+In the cost model, each pair of devices of neighbouring stages carries the product of their shares.
+Equal intervals on both sides would not do that: with 2 -> 2 replicas, two pairs would carry a half
+each and two pairs nothing. So each replica cuts its rows into one run for every replica behind it.
+A replica behind holds the runs that it gets, one after another. Two stages of two replicas, eight
+rows::
 
     stage 0   a: 0 1 2 3      b: 4 5 6 7
     stage 1   c: 0 1 4 5      d: 2 3 6 7        (a -> c 0 1, a -> d 2 3, b -> c 4 5, b -> d 6 7)
 
-Both sides of every transfer are then slices of one tensor: nothing is gathered or copied.
+Both sides of every transfer are slices of one tensor. So nothing is gathered or copied.
 
-How long the runs are is a controlled rounding of the matrix x(u) * x(v) * rows: every entry and
-every column is rounded up or down, every row keeps its sum. It is found as a flow from replicas
-to replicas, one unit a row of the microbatch that rounding still has to place.
+The lengths of the runs are a controlled rounding of the matrix x(u) * x(v) * rows. Every entry and
+every column sum is rounded up or down, and every row keeps its sum. The rounding is found as a flow
+from replicas to replicas. One unit of flow is one row of the microbatch that is left after rounding
+down.
 
 Reference:
-    Cox 1987, "A constructive procedure for unbiased controlled rounding", JASA 82. Its existence
-    proof is the integrality of flows, which is what is used here; unbiasedness is not needed.
-    Differs: row sums are given by the stage before. A matrix with all of that need not exist;
-    then ties are broken in other orders, and if none of them helps, counts * x(v) is
-    rounded instead, which always can be; a pair may then be off by up to two rows.
+    Cox 1987, "A constructive procedure for unbiased controlled rounding", JASA 82. It proves
+    existence by the integrality of flows. We use that, and do not need unbiasedness.
+    Differs: the stage before gives the row sums, so a suitable matrix need not exist. Then we
+    break ties in other orders. If none of them helps, we round counts * x(v) instead. That is
+    always possible, but a pair may then be off by up to two rows.
 """
 
 import itertools
@@ -38,17 +39,17 @@ __all__ = ["Division", "divide_batch", "divide_rows"]
 MAX_ATTEMPTS = 64
 
 SAME_NUMBER = 1e-9
-"""Products of shares this near to a whole number are that number."""
+"""A product of shares this near to a whole number counts as that number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Who holds which rows of one microbatch."""
+    """Which replica holds which rows of one microbatch."""
 
     rows: tuple[tuple[tuple[int, ...], ...], ...]
-    """[stage][replica]: the microbatch's rows there, in the order in which it holds them."""
+    """[stage][replica]: the rows that it holds, in its order."""
     runs: tuple[tuple[tuple[int, ...], ...], ...]
-    """[channel][replica before][replica behind]: how many rows this pair carries."""
+    """[channel][replica before][replica behind]: the number of rows that this pair carries."""
 
 
 def divide_batch(num_rows: int, num_microbatches: int) -> list[range]:
@@ -72,7 +73,7 @@ def divide_rows(stages: tuple[Stage, ...], num_rows: int) -> Division:
                 f"stage {index}: has {stage.num_replicas} replicas for a microbatch of"
                 f" {num_rows} rows; plan with fewer replicas or take larger microbatches"
             )
-    # Which way one channel rounds may leave the next without a matrix: then another way is tried.
+    # The rounding of one channel may leave no matrix for the next. Then try another rounding.
     for attempt in range(MAX_ATTEMPTS):
         division = _try_division(stages, num_rows, random.Random(attempt) if attempt else None)
         if division is not None:
@@ -86,7 +87,7 @@ def divide_rows(stages: tuple[Stage, ...], num_rows: int) -> Division:
 def _try_division(
     stages: tuple[Stage, ...], num_rows: int, rng: random.Random | None, *, by_counts: bool = False
 ) -> Division | None:
-    """The division that rounding gives if ties go in this random order; None if it gets stuck."""
+    """The division with ties broken in this random order; None if a channel has no matrix."""
     counts = _round_shares(stages[0].device_shares, num_rows, rng)
     ends = _ends(counts)
     held = [tuple(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
@@ -124,11 +125,11 @@ def _up(number: float) -> int:
 
 
 def _round_shares(shares: Sequence[float], num_rows: int, rng: random.Random | None) -> list[int]:
-    """Whole numbers of rows, each rounded up or down; none is 0 if that can be."""
+    """Whole numbers of rows, each share rounded up or down; none is 0 if that is possible."""
     exact = [share * num_rows for share in shares]
     counts = [_down(number) for number in exact]
     if rng is None:
-        # A replica without a row is idle, so these come first; then the largest remainders.
+        # A replica without a row would be idle, so those come first. Then the largest remainders.
         order = sorted(range(len(exact)), key=lambda u: (counts[u] > 0, counts[u] - exact[u], u))
     else:
         order = [u for u in range(len(exact)) if _up(exact[u]) > counts[u]]
@@ -144,7 +145,7 @@ def _round_products(
     counts: Sequence[int],
     rng: random.Random | None,
 ) -> list[list[int]] | None:
-    """How many of its rows each replica sends to each replica behind."""
+    """The number of rows that each replica sends to each replica behind; None if impossible."""
     num_rows = sum(counts)
     columns = list(range(len(shares_behind)))
     if rng is not None:
@@ -164,15 +165,15 @@ def _round_products(
 def _round_matrix(
     exact: list[list[float]], row_sums: Sequence[int], lows: list[int], highs: list[int]
 ) -> list[list[int]] | None:
-    """Entries rounded up or down, with these row sums and column sums within their bounds."""
+    """Entries rounded up or down with these row sums, and column sums in bounds; or None."""
     matrix = [[_down(entry) for entry in entries] for entries in exact]
     room = [[_up(entry) - _down(entry) for entry in entries] for entries in exact]
     raised = [[0] * len(lows) for _ in exact]
     missing = [total - sum(entries) for total, entries in zip(row_sums, matrix, strict=True)]
     if min(missing) < 0:
         return None
-    # First every column gets its least, then the rest goes where there is room: augmenting
-    # never takes from a column's sum, so the first part is not undone by the second.
+    # First give every column its least. Then put the rest where there is room. Augmenting never
+    # lowers a column's sum, so the second part does not undo the first.
     for bounds in (lows, highs):
         open_columns = [
             bound - sum(entries[v] + more[v] for entries, more in zip(matrix, raised, strict=True))
@@ -195,8 +196,8 @@ def _round_matrix(
 def _augment(
     room: list[list[int]], raised: list[list[int]], missing: list[int], open_columns: list[int]
 ) -> bool:
-    """Place one more row of the microbatch along a path that moves others aside."""
-    came_from: dict[int, tuple[int, int | None]] = {}  # column: the row, and the column before
+    """Place one more row along a path that moves other rows to other columns; False if stuck."""
+    came_from: dict[int, tuple[int, int | None]] = {}  # by column: its row and the previous column
     queue: list[tuple[int, int | None]] = [(u, None) for u, more in enumerate(missing) if more]
     reached = {u for u, _ in queue}
     for u, before in queue:
@@ -208,7 +209,7 @@ def _augment(
                 open_columns[v] -= 1
                 _shift(room, raised, missing, came_from, v)
                 return True
-            # An entry of this column that was rounded up can be taken back.
+            # An entry of this column that was rounded up may be rounded down again.
             others = [w for w, more in enumerate(raised) if more[v] and w not in reached]
             reached.update(others)
             queue += [(w, v) for w in others]
@@ -222,7 +223,7 @@ def _shift(
     came_from: dict[int, tuple[int, int | None]],
     column: int | None,
 ) -> None:
-    """Walk back along the path that ends at `column`: round up there, down where it came from."""
+    """Walk back along the path that ends at `column`: round up there, down at the one before."""
     while column is not None:
         row, before = came_from[column]
         raised[row][column] += 1

@@ -5,13 +5,12 @@ A step runs this rank's blocks in the plan's order::
     for each block:   wait for its input - post the next one's receive - compute - start to send
     then:             sum gradients - clip - optimizer - the batch's loss on every rank
 
-What it computes is ordinary training with the whole batch on one device, to rounding.
+It computes what ordinary training with the whole batch on one device computes, up to rounding.
 """
 
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,61 +21,59 @@ from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.agreement import BatchAgreement, Gave
-from pipeplan.runtime.batches import as_call, select_rows
-from pipeplan.runtime.exchange import Exchange, StepExchange
-from pipeplan.runtime.execution import BlockSeeds, Function, LossTerms, StageRunner
-from pipeplan.runtime.failing import failing_alone, failing_together, report_failure, setting_up
-from pipeplan.runtime.geometry import Geometry, make_geometry
-from pipeplan.runtime.gradients import GradientReducer
-from pipeplan.runtime.parameters import (
-    find_reductions,
-    first_names,
-    gather_state,
-    make_tie_groups,
-    materialise,
-    share_initial_values,
-    share_statistics,
-)
+from pipeplan.pipeline import Kind, Plan
+from pipeplan.runtime.batch_agreement import BatchAgreement, Given
+from pipeplan.runtime.batches import as_call
+from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
+from pipeplan.runtime.exchange.transports import make_transport
+from pipeplan.runtime.execution import Function, LossTerms
+from pipeplan.runtime.parameters import first_names, gather_state, share_statistics
 from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.runtime.tracing import (
-    ALL_REDUCE,
-    CATEGORIES,
-    WAIT,
-    Event,
-    RankTrace,
-    block_name,
-    write_trace,
+from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.supervision.error_policy import (
+    blame_for_error,
+    in_collective,
+    in_set_up,
+    in_step,
 )
-from pipeplan.runtime.transports import make_transport
+from pipeplan.runtime.supervision.status_board import State
+from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
+from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
-from pipeplan.runtime.watchdog import Watchdog, WatchdogOptions
-from pipeplan.splitting import cut, holders, lay_out
 
 __all__ = ["Pipeline"]
 
-OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """What one step needs on one rank."""
-
-    rows: tuple[tuple[int, ...], ...]
-    """Of the batch, that this rank computes, by microbatch."""
-    exchange: StepExchange | None
-    """None on a rank that the plan leaves unused."""
-    call: tuple[tuple[Any, ...], dict[str, Any]]
-    targets: Any
-    total_weight: float
-    stats: torch.Tensor
-    """The loss and the metrics, summed as they come."""
-
 
 class Pipeline:
-    """Trains one model by one plan; every rank makes one and calls `step` with the same batch."""
+    """Trains one model by one plan; every rank makes one and calls `step` with the same batch.
+
+    It takes this rank's stage out of `model`. The rest of the model is dropped.
+
+    Args:
+        plan: what runs where and in which order; or the file that says so.
+        model: the whole model, built alike on every rank; on the meta device with `init_fn`.
+        loss_fn: from the model's output and targets to their mean loss over rows.
+        optimizer_fn: from parameters to an optimizer of them.
+        layers: a module name for each layer of the plan, if the plan has other names.
+        init_fn: fills a model that was built on the meta device; gets this rank's part.
+        loss_weight_fn: the weight of targets if it is not the number of rows, such as the number
+            of tokens that are not ignored.
+        metrics: means over rows (or weights) like the loss, by name; see `metrics`.
+        clip_norm: the largest norm of all gradients together.
+        amp_dtype: autocast to this type; float16 also scales the loss.
+        seed: for dropout and other random numbers inside blocks.
+        receive_ahead: how many receives are posted beyond that of the next block. By default as
+            many as fit into a tenth of the device's predicted memory, at most 2.
+        bucket_bytes: the bytes of gradients in one all-reduce.
+        device_name: this rank's device in the plan, if hosts do not tell.
+        real_hosts: the real name of each host of the plan, if they differ.
+        watchdog: how patient the ranks are with each other.
+
+    Raises:
+        RuntimeMismatchError: plan, model and ranks do not fit together.
+    """
 
     def __init__(
         self,
@@ -98,272 +95,185 @@ class Pipeline:
         real_hosts: Mapping[str, str] | None = None,
         watchdog: WatchdogOptions | None = None,
     ) -> None:
-        """Take this rank's stage out of `model`; all else of the model is dropped.
-
-        Args:
-            plan: what runs where, and in which order; or the file that says so.
-            model: the whole model, built alike on every rank; on the meta device with `init_fn`.
-            loss_fn: from the model's output and targets to their mean loss over rows.
-            optimizer_fn: from parameters to an optimizer of them.
-            layers: a module name for each layer of the plan, where the plan has other names.
-            init_fn: fills a model that was built on the meta device; gets this rank's part.
-            loss_weight_fn: how much targets weigh if not by rows, such as tokens not ignored.
-            metrics: means over rows (or weights) like the loss, by name; see `metrics`.
-            clip_norm: the largest norm of all gradients together.
-            amp_dtype: autocast to this type; float16 also scales the loss.
-            seed: for dropout and other random numbers inside blocks.
-            receive_ahead: how many receives are posted beyond that of the next block; by default
-                as many as a tenth of the device's predicted memory has room for, at most 2.
-            bucket_bytes: how much gradient one all-reduce takes.
-            device_name: this rank's device of the plan, where hosts do not tell.
-            real_hosts: the real name of each host of the plan, where they differ.
-            watchdog: how patient ranks are with each other.
-
-        Raises:
-            RuntimeMismatchError: plan, model and ranks do not fit together.
-        """
         if not dist.is_initialized():
             raise RuntimeMismatchError(
                 "ranks: torch.distributed is not initialized; call init_process_group first"
             )
-        if isinstance(plan, str | Path):
-            plan = read_plan(plan)
-        self.plan = plan
+        self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
-        self._placement = find_placement(plan, device_name, real_hosts)
-        stage_ranks = self._placement.ranks
-        self._store = _make_store()
-        watchdog_store = self._store.clone()  # a client that waits serves nobody else
-        place = self._placement.find(self.rank)
-        self.stage, self.replica = place if place else (-1, -1)
-        """-1 for a rank that the plan leaves unused."""
-        self._is_last = self.stage == plan.num_stages - 1
-        self._order = plan.schedule[self.stage] if place else ()
-        self._metric_names = tuple(metrics or {})
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
-        self._updater = Updater(
-            clip_norm=clip_norm, scaler=LossScaler(enabled=amp_dtype is torch.float16)
+        settings = ReplicaSettings(
+            layers=layers,
+            init_fn=init_fn,
+            optimizer_fn=optimizer_fn,
+            loss=self._loss,
+            amp_dtype=amp_dtype,
+            seed=seed,
+            receive_ahead=receive_ahead,
+            bucket_bytes=bucket_bytes,
         )
-        self._agreement = BatchAgreement(self.rank, stage_ranks[0][0], is_last=self._is_last)
+        scaler = LossScaler(enabled=amp_dtype is torch.float16)
+        self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
+        self._set_up_counters()
+        self._take_place(device_name, real_hosts)
+        store = _make_store()
+        watchdog_store = store.clone()  # a client that waits blocks all its other users
+        names = self._placement.rank_names(dist.get_world_size())
+        options = watchdog or WatchdogOptions()
+        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        with in_set_up(self._watchdog):
+            self._set_up_stage(model, store, settings)
+            dist.barrier()
+        self._zero_s = self._start_s = time.perf_counter()
+
+    def _set_up_counters(self) -> None:
         self.num_steps = 0
         """Steps taken, those of a loaded checkpoint included."""
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
-        self._geometries: dict[int, Geometry] = {}
+        self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
-        self._watchdog = Watchdog(
-            watchdog_store, self.rank, self._rank_names(), watchdog or WatchdogOptions()
-        )
-        with setting_up(self._watchdog):
-            self._transport = make_transport(self._placement.local_index[self.rank], stage_ranks)
-            self._groups = [
-                dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in stage_ranks
-            ]
-            self._take_part(model, layers, init_fn, optimizer_fn, bucket_bytes, receive_ahead)
-            if self.model is not None:
-                self._runner = StageRunner(
-                    self._part,
-                    self._transport.device,
-                    seeds=BlockSeeds(seed=seed, stage=self.stage, replica=self.replica),
-                    recompute=plan.stages[self.stage].recompute,
-                    amp_dtype=amp_dtype,
-                    loss=self._loss if self._is_last else None,
-                )
-            dist.barrier()
-        self._zero_s = self._start_s = time.perf_counter()
 
-    def _take_part(
-        self,
-        model: nn.Module,
-        layers: Sequence[str] | None,
-        init_fn: Callable[[nn.Module], None] | None,
-        optimizer_fn: OptimizerFn,
-        bucket_bytes: float,
-        receive_ahead: int | None,
-    ) -> None:
-        """Cut this rank's part out of the model, with its parameters and channels."""
-        plan = self.plan
-        names = [layer.name for layer in plan.model.layers]
-        if layers is not None and len(layers) != len(names):
-            raise RuntimeMismatchError(
-                f"layers: {len(layers)} names for the plan's {len(names)} layers; give one each"
-            )
-        cuts = [stage.layers.start for stage in plan.stages]
-        layout = lay_out(model, layers if layers is not None else names, cuts)
-        held_by = holders(model, layout, [stage.layers for stage in plan.stages])
+    def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
+        """Find out which device of the plan this rank is."""
+        self._placement = find_placement(self.plan, device_name, real_hosts)
+        self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
+        """-1 for a rank that the plan does not use."""
+        self._is_last = self.stage == self.plan.num_stages - 1
+        source_rank = self._placement.ranks[0][0]
+        self._agreement = BatchAgreement(self.rank, source_rank, is_last=self._is_last)
+
+    def _set_up_stage(self, model: nn.Module, store: Any, settings: ReplicaSettings) -> None:
+        """Cut this rank's stage out of the model, and connect it with its neighbours."""
+        placement = self._placement
+        self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
         self.first_name_of = first_names(model)
-        """The name by which the whole model knows each parameter first; tied ones have several."""
-        tie_groups = make_tie_groups(held_by, self._placement.ranks)
-        self._reducer = GradientReducer([], [])
-        self._exchange: Exchange | None = None
-        self.model: nn.Module | None = None
-        """This rank's part of the model; None for an unused rank."""
-        if self.stage < 0:
-            return
-        self._part = cut(model, layout, plan.stages[self.stage].layers)
-        self.model = self._part.model
-        materialise(self.model, self._transport.device, init_fn)
-        self._exchange = Exchange(
-            plan,
-            (self.stage, self.replica),
-            self._transport,
-            self._store,
-            receive_ahead,
-            sum(parameter.nbytes for parameter in self.model.parameters()),
+        """The first name that the whole model has for each parameter; tied ones have several."""
+        self._replica = set_up_replica(
+            self.plan, model, placement, self._transport, store, self.first_name_of, settings
         )
-        self._set_up_parameters(self.model, held_by, tie_groups, optimizer_fn, bucket_bytes)
+        self.model: nn.Module | None = None
+        """This rank's part of the model; None for a rank that the plan does not use."""
+        if self._replica is not None:
+            self.model = self._replica.module.model
+            self._updater.optimizer = self._replica.optimizer
+            self._updater.parameters = self._replica.parameters
+            self._updater.norm_parameters = self._replica.norm_parameters
 
     # ------------------------------------------------------------------ the step
 
     def step(self, batch: Any, targets: Any = None) -> float:
         """Train on one batch, and return its mean loss, the same on every rank.
 
-        `batch` is what the model is called with: a tensor, a tuple by position or a dict by name.
-        Ranks whose stage reads neither inputs nor targets may give None for both, but then always.
+        `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
+        A rank whose stage reads neither inputs nor targets may give None, but then in every step.
         """
-        return self._together(lambda: self._train(batch, targets))
+        return self._run_with_others(lambda: self._train(batch, targets))
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._together(lambda: self._evaluate(batch, targets))
+        return self._run_with_others(lambda: self._evaluate(batch, targets))
 
-    def _together(self, run: Callable[[], float]) -> float:
-        """Run what all ranks take part in, so that an error of one ends all."""
+    def _run_with_others(self, run: Callable[[], float]) -> float:
+        """Run something that all ranks take part in; an error of one rank ends all."""
+        device = self._transport.device
+        cuda_devices = [device.index or 0] if device.type == "cuda" else []
         try:
-            with (
-                failing_alone(self._watchdog),
-                torch.random.fork_rng(devices=self._fork_devices()),
-            ):
+            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
                 return run()
         finally:
-            self._watchdog.enter("outside")
+            self._watchdog.enter(State.OUTSIDE)
 
     def _train(self, batch: Any, targets: Any) -> float:
         self._start_s = time.perf_counter()
-        step = self._begin(batch, targets)
-        if step.exchange is not None:
-            self._reducer.begin()
-            with self._runner.sharing_casts():
-                self._run_blocks(step, step.exchange, self._order)
+        blocks, stats = self._begin(batch, targets)
+        if blocks is not None:
+            replica = blocks.replica
+            replica.reducer.begin()
+            with replica.runner.sharing_casts():
+                blocks.run(self.plan.schedule[self.stage])
             reduce_s = time.perf_counter()
-            self._watchdog.enter("waiting", "for the gradients' all-reduce")
-            self._reducer.finish()
+            self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
+            replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
-        self._watchdog.enter("waiting", "for the loss")
-        self._updater.update(step.stats)
-        loss = self._take_stats(step.stats)
+        self._watchdog.enter(State.WAITING, "for the loss")
+        self._updater.update(stats)
+        loss = self._take_stats(stats)
         self._transport.synchronize()
         self.num_steps += 1
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
         return loss
 
     def _evaluate(self, batch: Any, targets: Any) -> float:
-        step = self._begin(batch, targets, "evaluation ")
-        if step.exchange is not None and self.model is not None:
-            share_statistics(
-                self.model, self._groups[self.stage], self._placement.ranks[self.stage]
-            )
-            with self._runner.evaluating():
-                forwards = [block for block in self._order if block.kind is Kind.FORWARD]
-                self._run_blocks(step, step.exchange, forwards)
-        self._watchdog.enter("waiting", "for the loss")
-        dist.all_reduce(step.stats)
-        return self._take_stats(step.stats)
+        blocks, stats = self._begin(batch, targets, "evaluation ")
+        if blocks is not None:
+            replica = blocks.replica
+            share_statistics(replica.module.model, replica.group, replica.ranks)
+            with replica.runner.evaluating():
+                order = self.plan.schedule[self.stage]
+                blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._watchdog.enter(State.WAITING, "for the loss")
+        dist.all_reduce(stats)
+        return self._take_stats(stats)
 
-    def _begin(self, batch: Any, targets: Any, prefix: str = "") -> _Step:
-        """What the ranks settle before the first block; a prefix tells apart what crosses cuts."""
-        self._watchdog.enter("waiting", "for the start of the step")
-        rows, key = self._agreement.settle(batch, targets, self._require_inputs)
+    def _begin(
+        self, batch: Any, targets: Any, prefix: str = ""
+    ) -> tuple[StepBlocks | None, torch.Tensor]:
+        """The blocks of this rank, None if it has no stage; and where loss and metrics are summed.
+
+        The prefix keeps apart the kinds of tensors that cross cuts in training and evaluation.
+        """
+        self._watchdog.enter(State.WAITING, "for the start of the step")
+        rows, key = self._agreement.agree(batch, targets, self._require_inputs)
         self._events = []
-        geometry = exchange = None
-        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        if self._exchange is not None:
-            geometry = self._geometry(rows)
-            exchange = self._exchange.begin(geometry, prefix + key)
-            call = as_call(batch) if self._part.needs_inputs else call
-        return _Step(
-            rows=geometry.rows if geometry is not None else (),
-            exchange=exchange,
-            call=call,
-            targets=targets,
-            total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
-            stats=torch.zeros(
-                1 + len(self._metric_names), dtype=torch.float64, device=self._transport.device
-            ),
+        stats = torch.zeros(
+            1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
+        if self._replica is None:
+            return None, stats
+        routing = self._route(rows)
+        blocks = StepBlocks(
+            step=self.num_steps,
+            replica=self._replica,
+            exchange=self._replica.exchange.begin(routing, prefix + key),
+            device=self._transport.device,
+            rows=routing.rows,
+            call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
+            targets=targets,
+            loss=self._loss if self._is_last else None,
+            total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
+            gradient_scale=self._updater.scaler.scale,
+            stats=stats,
+            watchdog=self._watchdog,
+            events=self._events,
+        )
+        return blocks, stats
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
-        self.metrics = dict(zip(self._metric_names, numbers, strict=True))
+        self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
-    def _run_blocks(self, step: _Step, exchange: StepExchange, order: Sequence[Block]) -> None:
-        order = [block for block in order if step.rows[block.microbatch]]
-        clock, enter = time.perf_counter, self._watchdog.enter
-        for block, following in zip(order, [*order[1:], None], strict=True):
-            wait_s = clock()
-            enter("waiting", block)
-            arrived = exchange.take(block)
-            if following is not None:
-                exchange.post(following)
-            run_s = clock()
-            enter("computing", block)
-            if block.kind is Kind.FORWARD:
-                self._run_forward(step, exchange, block.microbatch, arrived)
-            else:
-                if following is None:
-                    self._reducer.expect_last()
-                gradients = self._runner.backward(block.microbatch, arrived)
-                exchange.send_gradients(block.microbatch, gradients)
-                del gradients
-            del arrived  # what is done with must not wait for the next block to be let go
-            self._events.append(Event(block_name(block), WAIT, wait_s, run_s))
-            self._events.append(Event(block_name(block), CATEGORIES[block.kind], run_s, clock()))
-        enter("waiting", "for sends to be taken")
-        exchange.finish()
-
-    def _run_forward(
-        self,
-        step: _Step,
-        exchange: StepExchange,
-        microbatch: int,
-        carried: list[torch.Tensor],
-    ) -> None:
-        rows, inputs = step.rows[microbatch], step.call
-        if self._part.needs_inputs:
-            inputs = select_rows(step.call, rows, self._transport.device)
-        call = (self.num_steps, microbatch, carried, exchange.template, inputs)
-        if self._is_last:
-            targets = step.targets
-            if targets is not None:
-                targets = select_rows(targets, rows, self._transport.device)
-            weight = self._loss.weight(targets, len(rows))
-            share = weight / step.total_weight if step.total_weight else 0.0
-            scale = self._updater.scaler.scale
-            step.stats.add_(self._runner.forward_last(*call, targets, share, scale))
-            return
-        tensors, shape = self._runner.forward(*call, learn=exchange.is_new)
-        exchange.send_output(microbatch, tensors, shape)
-
-    def _require_inputs(self, everyone: list[Gave]) -> None:
-        """Refuse None where the batch or the targets are needed; by rank, who gave what."""
+    def _require_inputs(self, everyone: list[Given]) -> None:
+        """Refuse None where the batch or the targets are needed; `everyone` is by rank."""
         if not everyone[self._placement.ranks[0][0]][0]:
             raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
-        if self.stage >= 0 and self._part.needs_inputs and not everyone[self.rank][0]:
+        module = self._replica.module if self._replica is not None else None
+        if module is not None and module.needs_inputs and not everyone[self.rank][0]:
             raise RuntimeMismatchError(
                 f"batch: rank {self.rank} was given None, but its layers"
-                f" ({self._part.layers_text}) read the model's inputs; give every rank the batch"
+                f" ({module.layers_text}) read the model's inputs; give every rank the batch"
             )
         if self._is_last and self._loss.weight_fn is not None and not everyone[self.rank][1]:
             raise RuntimeMismatchError(
                 f"targets: rank {self.rank} was given None; the last stage weighs them"
             )
 
-    def _geometry(self, rows: int) -> Geometry:
-        if rows not in self._geometries:
-            self._geometries[rows] = make_geometry(
+    def _route(self, rows: int) -> RowRouting:
+        if rows not in self._routing_of:
+            self._routing_of[rows] = route_rows(
                 self.plan.stages,
                 self._placement.ranks,
                 self.stage,
@@ -371,34 +281,45 @@ class Pipeline:
                 rows,
                 self.plan.microbatches,
             )
-        return self._geometries[rows]
+        return self._routing_of[rows]
 
     # ------------------------------------------------------------------ state
 
     def full_state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
         state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        with failing_together(self._watchdog):
+        with in_collective(self._watchdog):
             return gather_state(state, self._transport.device)
 
     def save(self, directory: str | Path, *, keep: int = 2) -> Path:
         """Write a checkpoint, each stage its part; it appears whole or not at all."""
-        from pipeplan.runtime.checkpoints import save_checkpoint
+        from pipeplan.runtime import checkpoints
 
-        with failing_together(self._watchdog):
-            return save_checkpoint(self, Path(directory), keep)
+        progress = checkpoints.Progress(num_steps=self.num_steps, loss_scale=self.loss_scale)
+        with in_collective(self._watchdog):
+            state = checkpoints.TrainingState(
+                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
+            )
+            return checkpoints.save_checkpoint(state, progress, Path(directory), keep)
 
     def load(self, directory: str | Path) -> bool:
-        """Go on from the newest checkpoint there, made by whatever plan; False if there is none."""
-        from pipeplan.runtime.checkpoints import load_checkpoint
+        """Continue from the newest checkpoint there, of any plan; False if there is none."""
+        from pipeplan.runtime import checkpoints
 
-        with failing_together(self._watchdog):
-            return load_checkpoint(self, Path(directory))
+        with in_collective(self._watchdog):
+            state = checkpoints.TrainingState(
+                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
+            )
+            progress = checkpoints.load_checkpoint(state, Path(directory))
+        if progress is None:
+            return False
+        self.num_steps, self.loss_scale = progress.num_steps, progress.loss_scale
+        return True
 
     def write_trace(self, path: str | Path) -> None:
         """Write a Chrome trace of the last step beside the predicted one.
 
-        All ranks take part, rank 0 writes.
+        All ranks have to call it. Rank 0 writes.
         """
         trace = RankTrace(
             rank=self.rank,
@@ -415,12 +336,12 @@ class Pipeline:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """This rank's optimizer; None where it holds no parameters."""
+        """This rank's optimizer; None if it holds no parameters."""
         return self._updater.optimizer
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of all gradients of the last step, before clipping; None without `clip_norm`."""
+        """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
         return self._updater.gradient_norm
 
     @property
@@ -436,57 +357,21 @@ class Pipeline:
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""
         self._watchdog.close()
-        self._reducer.close()
-        if self._exchange is not None:
-            self._exchange.close()
+        if self._replica is not None:
+            self._replica.reducer.close()
+            self._replica.exchange.close()
 
     def __enter__(self) -> "Pipeline":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
-            report_failure(self._watchdog, error)
+            blame_for_error(self._watchdog, error)
         self.close()
-
-    # ------------------------------------------------------------------ setting up
-
-    def _set_up_parameters(
-        self,
-        model: nn.Module,
-        held_by: dict[str, set[int]],
-        tie_groups: dict[frozenset[int], Any],
-        optimizer_fn: OptimizerFn,
-        bucket_bytes: float,
-    ) -> None:
-        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        group = self._groups[self.stage]
-        reductions = find_reductions(named, held_by, self.first_name_of, group, tie_groups)
-        share_initial_values(model, group, self._placement.ranks[self.stage], reductions)
-        parameters = list(named.values())
-        self._reducer = GradientReducer(parameters, reductions, bucket_bytes)
-        self._updater.parameters = parameters
-        if not self.replica:
-            # Each parameter counts once in the norm: by the first stage that holds it.
-            counted = [p for n, p in named.items() if min(held_by[n]) == self.stage]
-            self._updater.counted = counted
-        if parameters:
-            self._updater.optimizer = optimizer_fn(parameters)
-
-    def _rank_names(self) -> list[str]:
-        names = []
-        for rank in range(dist.get_world_size()):
-            device = self._placement.device_of.get(rank)
-            place = self._placement.find(rank)
-            names.append(f"stage {place[0]} on {device}" if place else "unused by the plan")
-        return names
-
-    def _fork_devices(self) -> list[int]:
-        device = self._transport.device
-        return [device.index or 0] if device.type == "cuda" else []
 
 
 def _make_store() -> Any:
-    """A client of the ranks' store, under a prefix of its own."""
+    """A client of the ranks' store, with a prefix of its own."""
     name: list[Any] = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=0)
     store: Any = dist.distributed_c10d._get_default_store()

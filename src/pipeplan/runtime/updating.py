@@ -11,23 +11,23 @@ from pipeplan.runtime.scaling import LossScaler
 __all__ = ["Updater"]
 
 CHUNK = 1 << 20
-"""Elements squared at once: a copy in double of a whole embedding would be its largest tensor."""
+"""Elements squared at once. A double copy of a whole embedding would be the largest tensor."""
 
 
 class Updater:
-    """Lets one rank's optimizer work, in agreement with the others'."""
+    """Steps one rank's optimizer, in agreement with all other ranks."""
 
     def __init__(self, *, clip_norm: float | None, scaler: LossScaler) -> None:
         self._clip_norm, self.scaler = clip_norm, scaler
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters: Sequence[nn.Parameter] = ()
-        self.counted: Sequence[nn.Parameter] = ()
-        """Those that count in the norm on this rank: over all ranks each parameter once."""
+        self.norm_parameters: Sequence[nn.Parameter] = ()
+        """Parameters that this rank adds to the norm. Over all ranks, each counts once."""
         self.gradient_norm: float | None = None
-        """Of the last step, before clipping; None where nothing asks for it."""
+        """The norm in the last step, before clipping; None if nothing needs it."""
 
     def update(self, stats: torch.Tensor) -> None:
-        """Sum the loss and metrics over ranks, clip, and let the optimizer work."""
+        """Sum the loss and metrics over ranks, clip, and step the optimizer."""
         if self._clip_norm is None and not self.scaler.enabled:
             work = dist.all_reduce(stats, async_op=True)
             if self.optimizer is not None:
@@ -45,9 +45,9 @@ class Updater:
             self.optimizer.step()
 
     def _sum_with_squares(self, stats: torch.Tensor) -> float:
-        """Sum `stats` over ranks, and with it the squares of gradients; their norm."""
+        """Sum `stats` over ranks, and the squares of gradients with them; returns the norm."""
         total = stats.new_zeros(1)
-        for parameter in self.counted:
+        for parameter in self.norm_parameters:
             if parameter.grad is not None:
                 for piece in torch.split(parameter.grad.detach().flatten(), CHUNK):
                     total += piece.double().square().sum()
@@ -59,7 +59,7 @@ class Updater:
     def _clip(self, norm: float) -> None:
         if self._clip_norm is None:
             return
-        # The same small number as in torch.nn.utils.clip_grad_norm_.
+        # The same small constant as in torch.nn.utils.clip_grad_norm_.
         factor = self._clip_norm / (norm + 1e-6)
         if factor < 1:
             for parameter in self.parameters:

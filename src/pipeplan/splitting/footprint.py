@@ -1,4 +1,4 @@
-"""What a layer's forward and backward hold in memory, counted by tensors' storages."""
+"""Counts the bytes that a layer's forward and backward hold, by the storages of tensors."""
 
 import weakref
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["AliveBytes", "KeptBytes"]
 
 
 class KeptBytes:
-    """What autograd keeps of the forward inside for the backward; parameters do not count."""
+    """Counts the bytes that autograd keeps for the backward; parameters do not count."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
@@ -23,7 +23,7 @@ class KeptBytes:
 
     @property
     def total(self) -> int:
-        """The sum; a storage that several operations keep counts once."""
+        """The sum; a storage counts once, even if several operations keep it."""
         return sum(self._kept.values())
 
     def __enter__(self) -> "KeptBytes":
@@ -41,9 +41,9 @@ class KeptBytes:
 
 
 class AliveBytes(TorchDispatchMode):
-    """The most bytes of new tensors that are alive at once inside.
+    """Counts the most bytes of new tensors that are alive at once.
 
-    What becomes a parameter's gradient counts until it is one.
+    A parameter's gradient counts until autograd has stored it in the parameter.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -71,7 +71,7 @@ class AliveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and count what it makes."""
+        """Run the operation, and count its outputs."""
         output = func(*args, **(kwargs or {}))
         for tensor in tensors_in(output):
             storage = tensor.untyped_storage()

@@ -3,15 +3,16 @@
 Three kinds of model::
 
     nn.Sequential        0, 1, 2, ...                     each child is a layer
-    a layer list         before, h.0, h.1, ..., behind    what is called in front of the list and
-                                                          behind it are layers of their own
-    named modules        embed, blocks.0, ..., head       called one after another, tuples spread
+    a layer list         before, h.0, h.1, ..., behind    the modules in front of the list are one
+                                                          layer, those behind it another
+    named modules        embed, blocks.0, ..., head       called one after another; a tuple becomes
+                                                          several arguments
 
-A profile may leave out `before` and `behind`: they then belong to the first and the last layer of
-the list. It may also name the modules that stand there, such as `model.embed_tokens` and `lm_head`;
-several of one side run together, and a cut between them makes all layers a chain. The layer list is
-the `nn.ModuleList` or `nn.Sequential` with the most parameters, which in transformers is the stack
-of blocks.
+A profile may leave out `before` and `behind`. They then belong to the first and the last layer of
+the list. A profile may also name the modules there, such as `model.embed_tokens` and `lm_head`.
+Several modules of one side run together. A cut between them makes all layers a chain. The layer
+list is the `nn.ModuleList` or `nn.Sequential` with the most parameters. In transformers that is the
+stack of blocks.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from enum import StrEnum
 
 from torch import nn
 
-from pipeplan.documents.text import nearest
+from pipeplan.documents.text import nearest, printable
 from pipeplan.errors import RuntimeMismatchError
 
 __all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "find_sides", "lay_out"]
@@ -31,14 +32,14 @@ BEHIND = "behind"
 """Everything that runs behind the layer list: the last norm, the head."""
 
 FEWEST_LAYERS = 2
-"""A list of fewer modules is no stack of layers."""
+"""A list of fewer modules does not count as a layer list."""
 
 INERT = (nn.Identity, nn.modules.loss._Loss, nn.ModuleList, nn.ModuleDict, nn.Sequential)
-"""Modules that a chain may leave out: they do nothing, or hold nothing if they have no children."""
+"""Modules that a chain may leave out: without children, they do nothing."""
 
 
 class LayoutKind(StrEnum):
-    """How a model is run in parts."""
+    """How the layers of a model are run."""
 
     SEQUENTIAL = "sequential"
     LAYER_LIST = "layer list"
@@ -47,17 +48,17 @@ class LayoutKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The layers of a model, as ranges of its smallest separable parts."""
+    """The layers of a model, each a range of atoms. Atoms are the smallest parts to cut between."""
 
     kind: LayoutKind
     names: tuple[str, ...]
-    """A name for each layer, as in the profile."""
+    """The name of each layer, as in the profile."""
     atoms: tuple[str, ...]
-    """The smallest parts: module names, for a layer list with `before` and `behind` around."""
+    """Module names; with a layer list, `before` is the first and `behind` the last."""
     atoms_of: tuple[range, ...]
-    """For each layer its parts."""
+    """The atoms of each layer."""
     list_name: str = ""
-    """Where the layer list stands."""
+    """The name of the layer list."""
 
     @property
     def num_layers(self) -> int:
@@ -65,16 +66,16 @@ class Layout:
         return len(self.names)
 
     def atoms_in(self, layers: range) -> range:
-        """The parts of consecutive layers."""
+        """The atoms of consecutive layers."""
         return range(self.atoms_of[layers[0]].start, self.atoms_of[layers[-1]].stop)
 
 
 def lay_out(
     model: nn.Module, names: Sequence[str] | None = None, cuts: Collection[int] = ()
 ) -> Layout:
-    """The layers of `model`; with `names`, those of a profile, found among its modules.
+    """The layers of `model`. With `names`, the layers that a profile calls so.
 
-    `cuts` are the layers that stages begin with, where these are known.
+    `cuts` are the first layers of all stages, if they are known.
 
     Raises:
         RuntimeMismatchError: the names are not those of layers of this model.
@@ -90,7 +91,7 @@ def lay_out(
             candidates.append(_layer_list(model))
     for layout in candidates:
         matched = _match(model, layout, tuple(names))
-        # A layer without parts of its own runs with its neighbour: no stage can begin with it.
+        # A layer without atoms runs with its neighbour. No stage can begin with it.
         if matched is not None and all(matched.atoms_of[cut] for cut in cuts):
             return matched
     if isinstance(model, nn.Sequential):
@@ -109,11 +110,11 @@ def _require_order(model: nn.Sequential, names: tuple[str, ...]) -> None:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names if len(names) <= 8 else (*names[:6], "...", names[-1]))
+    return printable(", ".join(names if len(names) <= 8 else (*names[:6], "...", names[-1])))
 
 
 def _sequential(model: nn.Sequential) -> Layout:
-    names = tuple(model._modules)  # all of them: one module may stand in several places
+    names = tuple(model._modules)  # all of them: one module may be several layers
     if not names:
         raise RuntimeMismatchError("model: is an empty nn.Sequential; it needs a layer")
     return _one_each(LayoutKind.SEQUENTIAL, names)
@@ -157,10 +158,11 @@ def _find_list(model: nn.Module) -> str:
 
 
 def _match(model: nn.Module, layout: Layout, names: tuple[str, ...]) -> Layout | None:
-    """The layout under these names, if they are names of it.
+    """The layout with these names; None if they do not fit.
 
-    Each side of a layer list goes to the first layer that is named there, or else to the list's
-    layer next to it. Further layers of a side get nothing: what stands there need not be a chain.
+    Each side of a layer list belongs to the first layer that is named there. If none is named, it
+    belongs to the nearest layer of the list. Further layers of a side get no atoms, because the
+    modules of a side need not be a chain.
     """
     if names == layout.names:
         return layout
@@ -193,17 +195,17 @@ def _match(model: nn.Module, layout: Layout, names: tuple[str, ...]) -> Layout |
 
 
 def find_sides(model: nn.Module, list_name: str) -> dict[str, str]:
-    """For each module beside the way to the layer list, whether it stands before or behind.
+    """For each module beside the layer list, whether it is before or behind the list.
 
-    Models register their modules in the order of use; running a part notices where one does not.
+    We assume that models register modules in the order of use. Running a stage notices if not.
     """
     sides = {}
     path = list_name.split(".")
-    for depth, on_the_way in enumerate(path):
+    for depth, path_name in enumerate(path):
         prefix = "".join(f"{name}." for name in path[:depth])
         side = BEFORE
         for name, _ in model.get_submodule(prefix[:-1]).named_children():
-            if name == on_the_way:
+            if name == path_name:
                 side = BEHIND
             else:
                 sides[prefix + name] = side
@@ -211,7 +213,7 @@ def find_sides(model: nn.Module, list_name: str) -> dict[str, str]:
 
 
 def _side_of(name: str, sides: dict[str, str]) -> str:
-    """Where a module stands, itself or as a part of another; empty if it is in neither place."""
+    """The side of a module, or of the module that holds it; empty if it is on neither side."""
     for outer, side in sides.items():
         if name == outer or name.startswith(f"{outer}."):
             return side
@@ -228,7 +230,8 @@ def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -
                 f" {_listed(tuple(expected))}"
             )
         if name not in modules or not name:
-            hint = nearest(name, expected) if len(expected) <= 8 else _example(name, expected)
+            is_short = len(expected) <= 8
+            hint = printable(nearest(name, expected) if is_short else _example(name, expected))
             raise RuntimeMismatchError(
                 f"layers[{index}].name: {name!r} is no layer of this {type(model).__name__}{hint}"
             )
@@ -242,7 +245,7 @@ def _named(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -
 
 
 def _require_all(model: nn.Module, names: tuple[str, ...], candidates: list[Layout]) -> None:
-    """Refuse a chain that leaves out a parameter, or a module that does something."""
+    """Refuse a chain that leaves out a parameter, or a module that computes something."""
     remedy = "name the module that holds it"
     if candidates:
         remedy += f", or use {_listed(candidates[0].names)}"
@@ -268,7 +271,7 @@ def _require_all(model: nn.Module, names: tuple[str, ...], candidates: list[Layo
 
 
 def _example(name: str, expected: list[str]) -> str:
-    """The nearest name, or the first and the last of many."""
+    """A hint: the nearest name, or the first and the last of many."""
     hint = nearest(name, expected) if name else ""
     if hint.startswith("; did"):
         return hint

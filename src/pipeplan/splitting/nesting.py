@@ -1,4 +1,4 @@
-"""Tensors inside tuples, lists and dicts: taken out to be sent or divided, and put back."""
+"""Takes tensors out of tuples, lists and dicts, to send or divide them, and puts them back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -12,19 +12,19 @@ from pipeplan.errors import RuntimeMismatchError
 __all__ = ["map_tensors", "put_tensors", "take_tensors", "tensors_in"]
 
 Template = Any
-"""The value with each tensor replaced by its number: JSON, so that another rank can read it."""
+"""The value with a number in the place of each tensor. It is JSON, so other ranks can read it."""
 
 
 def take_tensors(value: Any, where: str) -> tuple[list[torch.Tensor], Template]:
-    """The tensors of a nested value, in order, and what puts them back."""
+    """The tensors of a nested value, in order, and the template that puts them back."""
     tensors: list[torch.Tensor] = []
     template = _take(value, tensors, where)
     return tensors, template
 
 
 def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
-    # No function inside another: one that calls itself is a cycle, which would keep the tensors
-    # until the garbage collector comes.
+    # This is no inner function: an inner function that calls itself is a reference cycle. It would
+    # keep the tensors alive until the garbage collector runs.
     if isinstance(part, torch.Tensor):
         tensors.append(part)
         return ["tensor", len(tensors) - 1]
@@ -70,7 +70,7 @@ def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.Tensor) -> Any:
-    """The same nesting with `function` of every tensor; everything else as it is."""
+    """The value with `function` applied to every tensor; everything else stays."""
     if isinstance(value, leaf | torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -84,7 +84,7 @@ def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.T
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors of a nested value, also of a library's own kind of dict."""
+    """All tensors of a nested value, also inside dict classes of other libraries."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -1,11 +1,12 @@
-"""A first profile of a model: each layer timed on its own, where the model is.
+"""Makes a first profile of a model: times each layer alone, on the device of the model.
 
-Layers see the inputs that they see in the whole model, recorded in one forward. What stands before
-and behind a layer list is timed as a stage of its own.
+One forward of the whole model records the inputs of each layer. The modules before and behind a
+layer list are timed as stages of their own.
 
-Activations are what autograd keeps for the backward. The last layer's, with its loss, are all that
-is alive at once in its forward and backward: over a large vocabulary the gradients of logits and of
-their logarithms are several times what is kept, and the last stage's memory is made of them.
+Activations are what autograd keeps for the backward. For the last layer with its loss, they are the
+most bytes alive at once in its forward and backward. With a large vocabulary, the gradients of
+logits and of their logarithms are several times larger than what autograd keeps. They make up most
+of the last stage's memory.
 """
 
 import copy
@@ -22,7 +23,7 @@ from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.splitting.footprint import AliveBytes, KeptBytes
 from pipeplan.splitting.layout import Layout, LayoutKind, lay_out
 from pipeplan.splitting.nesting import map_tensors, tensors_in
-from pipeplan.splitting.parts import Part, cut
+from pipeplan.splitting.stage_modules import StageModule, cut
 
 __all__ = ["profile_layers"]
 
@@ -30,8 +31,8 @@ MS_IN_S = 1e3
 
 
 @dataclass(slots=True)
-class _Figures:
-    """What one part costs."""
+class _AtomCosts:
+    """The costs of one atom."""
 
     forward_ms: float
     backward_ms: float
@@ -55,13 +56,13 @@ def profile_layers(
     """The model profile of `model` for microbatches like `batch`.
 
     Args:
-        model: a model on its device; it is not changed, but copied twice if it has a layer list.
+        model: a model on its device. It is not changed. With a layer list, it is copied twice.
         batch: one microbatch: a tensor, a tuple by position or a dict by name.
-        layers: names of the layers, where they are not to be found by themselves.
-        loss_fn: counted to the last layer, with `targets`.
+        layers: the names of the layers, if they cannot be found automatically.
+        loss_fn: belongs to the last layer; gets its output and `targets`.
         targets: for the loss.
         name: the profile's name; by default the model's class.
-        repeats: the median of so many runs counts.
+        repeats: the number of runs; their median counts.
     """
     layout = lay_out(model, layers, range(len(layers)) if layers is not None else ())
     args: tuple[Any, ...] = ()
@@ -72,9 +73,9 @@ def profile_layers(
         args = batch if isinstance(batch, tuple) else (batch,)
     last_loss = None if loss_fn is None else lambda output: loss_fn(output, targets)
     atoms = []
-    for is_last, unit in _units(model, layout, args, kwargs):
-        atoms.append(_measure(unit, last_loss if is_last else None, repeats))
-        unit.done(atoms[-1].output)
+    for is_last, call in _timed_calls(model, layout, args, kwargs):
+        atoms.append(_measure(call, last_loss if is_last else None, repeats))
+        call.remember(atoms[-1].output)
     rows = next(tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim)
     return ModelProfile(
         name=name or type(model).__name__,
@@ -88,20 +89,20 @@ def profile_layers(
 
 
 @dataclass(slots=True)
-class _Unit:
-    """Something to time: a call with inputs, and the parameters it uses."""
+class _TimedCall:
+    """A call to time, with its inputs and the parameters that it uses."""
 
     run: Callable[[Any], Any]
-    entered: Any
+    inputs: Any
     parameters: list[nn.Parameter]
-    done: Callable[[Any], None]
-    """Gets the output."""
+    remember: Callable[[Any], None]
+    """Takes the output, which is the input of the next atom."""
 
 
-def _units(
+def _timed_calls(
     model: nn.Module, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[bool, _Unit]]:
-    """The atoms of a model, each with the inputs that it has in the whole model."""
+) -> Iterator[tuple[bool, _TimedCall]]:
+    """The atoms of a model, each with its inputs from the whole model."""
     carried: list[Any] = [None]
 
     def remember(output: Any) -> None:
@@ -118,20 +119,20 @@ def _units(
                 return module(*entered[0], **entered[1])
 
             parameters = list(module.parameters())
-            yield is_last, _Unit(call_module, seen[name], parameters, remember)
+            yield is_last, _TimedCall(call_module, seen[name], parameters, remember)
             continue
-        part, parameters = _single_part(model, layout, atom)
+        stage, parameters = _single_stage(model, layout, atom)
 
-        def call_part(entered: Any, part: Part = part) -> Any:
-            return part(entered, args, kwargs)
+        def call_stage(entered: Any, stage: StageModule = stage) -> Any:
+            return stage(entered, args, kwargs)
 
-        yield is_last, _Unit(call_part, carried[0], parameters, remember)
+        yield is_last, _TimedCall(call_stage, carried[0], parameters, remember)
 
 
 def _record_calls(
     model: nn.Module, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """By name, what each layer of a list is called with."""
+    """The arguments of each layer of a list, by its name."""
     seen: dict[str, Any] = {}
 
     def make_hook(name: str) -> Callable[..., None]:
@@ -147,7 +148,7 @@ def _record_calls(
     config = getattr(model, "config", None)
     used_cache = getattr(config, "use_cache", False)
     if config is not None and used_cache:
-        config.use_cache = False  # a cache would remember the keys of the call before
+        config.use_cache = False  # a cache would hold the keys of an earlier call
     try:
         with torch.no_grad():
             model(*args, **kwargs)
@@ -159,8 +160,10 @@ def _record_calls(
     return seen
 
 
-def _single_part(model: nn.Module, layout: Layout, atom: int) -> tuple[Part, list[nn.Parameter]]:
-    """One atom as a stage of its own; what surrounds a layer list is taken from a copy."""
+def _single_stage(
+    model: nn.Module, layout: Layout, atom: int
+) -> tuple[StageModule, list[nn.Parameter]]:
+    """One atom as a stage of its own; with a layer list, cut out of a copy of the model."""
     single = Layout(
         kind=layout.kind,
         names=layout.atoms,
@@ -169,30 +172,32 @@ def _single_part(model: nn.Module, layout: Layout, atom: int) -> tuple[Part, lis
         list_name=layout.list_name,
     )
     if layout.kind is LayoutKind.LAYER_LIST:
-        part = cut(copy.deepcopy(model), single, range(atom, atom + 1))
-        return part, list(part.model.parameters())
-    part = cut(model, single, range(atom, atom + 1), drop=False)
-    return part, list(model.get_submodule(layout.atoms[atom]).parameters())
+        stage = cut(copy.deepcopy(model), single, range(atom, atom + 1))
+        return stage, list(stage.model.parameters())
+    stage = cut(model, single, range(atom, atom + 1), drop=False)
+    return stage, list(model.get_submodule(layout.atoms[atom]).parameters())
 
 
-def _measure(unit: _Unit, loss: Callable[[Any], torch.Tensor] | None, repeats: int) -> _Figures:
-    parameters = unit.parameters
+def _measure(
+    call: _TimedCall, loss: Callable[[Any], torch.Tensor] | None, repeats: int
+) -> _AtomCosts:
+    parameters = call.parameters
     with KeptBytes(parameters) as kept:
-        output, roots = _run(unit, _entered(unit), loss)
+        output, roots = _run(call, _entered(call), loss)
     _backward(roots)
     activation_bytes = kept.total
     if loss is not None:
-        entered = _entered(unit)
+        entered = _entered(call)
         with AliveBytes(parameters) as alive:
-            _backward(_run(unit, entered, loss)[1])
+            _backward(_run(call, entered, loss)[1])
         entered_bytes = sum(tensor.nbytes for tensor in tensors_in(entered))
         activation_bytes = max(activation_bytes, entered_bytes + alive.most)
     del roots
     forward_ms, backward_ms = [], []
     for _ in range(repeats):
-        entered = _entered(unit)
+        entered = _entered(call)
         start_s = _now_s(parameters)
-        roots = _run(unit, entered, loss)[1]
+        roots = _run(call, entered, loss)[1]
         middle_s = _now_s(parameters)
         _backward(roots)
         end_s = _now_s(parameters)
@@ -202,7 +207,7 @@ def _measure(unit: _Unit, loss: Callable[[Any], torch.Tensor] | None, repeats: i
     for parameter in parameters:
         parameter.grad = None
     leaving = tensors_in(output)
-    return _Figures(
+    return _AtomCosts(
         forward_ms=median(forward_ms),
         backward_ms=median(backward_ms),
         output_bytes=float(sum(tensor.nbytes for tensor in leaving)),
@@ -215,19 +220,19 @@ def _measure(unit: _Unit, loss: Callable[[Any], torch.Tensor] | None, repeats: i
     )
 
 
-def _entered(unit: _Unit) -> Any:
-    """What the unit is called with, the first tensor of it with a gradient."""
-    entered = map_tensors(unit.entered, lambda tensor: tensor.detach())
+def _entered(call: _TimedCall) -> Any:
+    """The inputs of the call; the first floating-point tensor needs a gradient."""
+    entered = map_tensors(call.inputs, lambda tensor: tensor.detach())
     for tensor in [t for t in tensors_in(entered) if t.is_floating_point()][:1]:
         tensor.requires_grad_()
     return entered
 
 
 def _run(
-    unit: _Unit, entered: Any, loss: Callable[[Any], torch.Tensor] | None
+    call: _TimedCall, entered: Any, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Any, list[torch.Tensor]]:
-    """The output, and what the backward begins with."""
-    output = unit.run(entered)
+    """The output, and the tensors with which the backward begins."""
+    output = call.run(entered)
     return output, [loss(output)] if loss else _roots(output)
 
 
@@ -246,14 +251,14 @@ def _now_s(parameters: list[nn.Parameter]) -> float:
     return time.perf_counter()
 
 
-def _merge(name: str, parts: list[_Figures]) -> LayerProfile:
-    """A layer of several parts: their sum, with the output of the last."""
+def _merge(name: str, atoms: list[_AtomCosts]) -> LayerProfile:
+    """A layer of several atoms: their sum, with the output of the last."""
     return LayerProfile(
         name=name,
-        forward_ms=sum(part.forward_ms for part in parts),
-        backward_ms=sum(part.backward_ms for part in parts),
-        output_bytes=parts[-1].output_bytes,
-        gradient_bytes=parts[-1].gradient_bytes,
-        parameter_bytes=sum(part.parameter_bytes for part in parts),
-        activation_bytes=sum(part.activation_bytes for part in parts),
+        forward_ms=sum(atom.forward_ms for atom in atoms),
+        backward_ms=sum(atom.backward_ms for atom in atoms),
+        output_bytes=atoms[-1].output_bytes,
+        gradient_bytes=atoms[-1].gradient_bytes,
+        parameter_bytes=sum(atom.parameter_bytes for atom in atoms),
+        activation_bytes=sum(atom.activation_bytes for atom in atoms),
     )

@@ -1,16 +1,16 @@
-"""Tensors under way: each is kept until it is sent.
+"""Keeps tensors until they are sent.
 
-Gloo tells that a send is done only to who waits for it. Waiting too early stops the blocks, too
-late keeps memory::
+With gloo, only a caller that waits learns that a send is done. Waiting too early stops the blocks.
+Waiting too late holds memory. There are two ways::
 
-    blocks           F0    F1    F2    B0          sends go on beside them
+    blocks           F0    F1    F2    B0
     lazily           wait for output 0 here ^      its gradient is back, so it has arrived
-    by a thread         [wait 0][wait 1]           tensors go at once, but a thread takes turns
-                                                   with the blocks
+    by a thread         [wait 0][wait 1]           frees tensors at once, but the thread takes
+                                                   turns with the blocks
 
-Where the memory allows, the lazy way is the faster one. NCCL can be asked, and needs no thread.
-Each direction has its own, since a send to the stage behind may have to wait until a send to the
-stage before is through.
+The lazy way is faster, and is used where memory allows. NCCL can be asked whether a send is done,
+and needs no thread. Each direction keeps its own sends: a send to the stage behind may have to wait
+until a send to the stage before is through.
 """
 
 import queue
@@ -23,55 +23,55 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LazySends", "Sends", "ThreadedSends"]
+__all__ = ["LazySends", "PendingSends", "ThreadedSends"]
 
 
-class Sends:
+class PendingSends:
     """Keeps tensors that are being sent."""
 
     def __init__(self, most_open: int = sys.maxsize) -> None:
         self._most_open = most_open
-        """Beyond so many microbatches the oldest are waited for."""
+        """With more open microbatches than this, wait for the oldest."""
 
-    def take(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
         """Keep the tensors until these works are done."""
         raise NotImplementedError
 
-    def has_arrived(self, microbatch: int) -> None:
-        """Its answer is here, so it is surely sent."""
+    def confirm_arrival(self, microbatch: int) -> None:
+        """Note that the answer to this microbatch has come, so its send is done."""
 
     def finish(self) -> None:
         """Wait until everything is sent."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """No more will come."""
+        """Free threads; nothing will be sent any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenSend:
     microbatch: int
     tensors: list[torch.Tensor]
     works: list[dist.Work]
 
 
-class LazySends(Sends):
-    """Waits when a send is surely done, or when too many are open."""
+class LazySends(PendingSends):
+    """Waits when a send is known to be done, or when too many are open."""
 
     def __init__(self, most_open: int = sys.maxsize) -> None:
         super().__init__(most_open)
-        self._open: deque[_Open] = deque()
+        self._open: deque[_OpenSend] = deque()
 
-    def take(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
         """Keep the tensors until these works are done."""
-        self._open.append(_Open(microbatch, tensors, works))
+        self._open.append(_OpenSend(microbatch, tensors, works))
         while self._open and all(work.is_completed() for work in self._open[0].works):
             self._open.popleft()
         while len(self._open) > self._most_open:
             _wait(self._open.popleft().works)
 
-    def has_arrived(self, microbatch: int) -> None:
-        """Let its tensors go."""
+    def confirm_arrival(self, microbatch: int) -> None:
+        """Free the tensors of this microbatch."""
         for entry in self._open:
             if entry.microbatch == microbatch:
                 _wait(entry.works)
@@ -84,46 +84,46 @@ class LazySends(Sends):
             _wait(self._open.popleft().works)
 
 
-class ThreadedSends(Sends):
-    """A thread waits for each send."""
+class ThreadedSends(PendingSends):
+    """Lets a thread wait for each send."""
 
     def __init__(self, most_open: int = sys.maxsize) -> None:
         super().__init__(most_open)
         self._queue: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._num_open = 0
         self._changed = threading.Condition()
-        self._problem: BaseException | None = None
+        self._error: BaseException | None = None
         threading.Thread(target=self._run, name="pipeplan-sends", daemon=True).start()
 
-    def take(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
         """Keep the tensors until these works are done."""
         with self._changed:
             self._num_open += 1
             self._queue.put([tensors, works])
             self._changed.wait_for(lambda: self._num_open <= self._most_open)
-        self._raise_problem()
+        self._raise_error()
 
     def finish(self) -> None:
         """Wait until everything is sent."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_open)
-        self._raise_problem()
+        self._raise_error()
 
     def close(self) -> None:
         """End the thread."""
         self._queue.put([])
 
-    def _raise_problem(self) -> None:
-        if self._problem is not None:
-            raise self._problem
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         while entry := self._queue.get():
             try:
                 _wait(entry[1])
-            except BaseException as problem:
-                self._problem = problem
-            entry.clear()  # or it would keep the tensors until the next one comes
+            except BaseException as error:
+                self._error = error
+            entry.clear()  # the variable would hold the tensors until the next send
             with self._changed:
                 self._num_open -= 1
                 self._changed.notify()

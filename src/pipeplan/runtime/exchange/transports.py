@@ -1,9 +1,9 @@
-"""How tensors go from rank to rank: over gloo between CPUs, over NCCL between GPUs.
+"""Sends tensors from rank to rank: over gloo between CPUs, over NCCL between GPUs.
 
-Gloo has one connection for each pair of ranks and tells messages apart by tags. NCCL knows no
-tags and matches in order, so each channel gets a communicator for each direction, and receives
-are posted in the order in which the sender sends. A NCCL communicator queues its work on a stream
-of its own: waiting for it stops the computing stream, never the host.
+Gloo has one connection for each pair of ranks, and tells messages apart by tags. NCCL has no tags
+and matches messages in order. So each channel gets one NCCL communicator for each direction, and
+receives are posted in the order in which the sender sends. A communicator queues its work on its
+own stream. Waiting for that work stops the computing stream, but never the host.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Transport:
     def send(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
     ) -> dist.Work:
-        """Start to send; the tensor must not change until the work is waited for."""
+        """Start to send; the tensor must not change before the work is done."""
         raise NotImplementedError
 
     def receive(
@@ -35,11 +35,11 @@ class Transport:
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished its work."""
 
 
 class GlooTransport(Transport):
-    """Between CPUs, on one group, by tags."""
+    """Between CPUs: one group, messages told apart by tags."""
 
     def send(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
@@ -59,11 +59,11 @@ class GlooTransport(Transport):
 
 
 class NcclTransport(Transport):
-    """Between GPUs, on a communicator for each channel and direction, in order."""
+    """Between GPUs: one communicator for each channel and direction, messages in order."""
 
     def __init__(self, device: torch.device, stage_ranks: Sequence[Sequence[int]]) -> None:
         super().__init__(device)
-        # Every rank makes every group, in the same order, as new_group demands.
+        # new_group demands that every rank makes every group, in the same order.
         self._groups = {
             (channel, kind): dist.new_group(
                 sorted({*stage_ranks[channel], *stage_ranks[channel + 1]})
@@ -94,7 +94,7 @@ class NcclTransport(Transport):
 
 
 def make_transport(local_index: int, stage_ranks: Sequence[Sequence[int]]) -> Transport:
-    """The transport of the default group's backend, with this rank's device."""
+    """The transport that fits the default group's backend, with this rank's device."""
     if "nccl" in str(dist.get_backend()):
         device = torch.device("cuda", local_index % max(torch.cuda.device_count(), 1))
         torch.cuda.set_device(device)

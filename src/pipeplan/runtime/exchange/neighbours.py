@@ -1,18 +1,18 @@
-"""What one rank exchanges with the stages before and behind it.
+"""What one rank exchanges with the stage before and the stage behind.
 
-While a block computes, what the next block needs is on its way::
+While a block computes, the input of the next block is on its way::
 
     blocks     wait F1 | F1            | B0            | F2
     receives            [ gradient 0 ]  [   input 2   ]   posted before the block in front begins
     sends                               [ output 1 ]
 
-Some of this holds memory that the plan's prediction does not count: receives beyond that of the
-next block, which smooth an uneven flow, and tensors that are sent but not yet waited for. They are
-allowed as far as they fit into a tenth of the prediction, in four equal parts; where they do not
-fit, only the next block's receive is posted, and a thread lets tensors go as soon as they are sent.
+Two things hold memory that the plan's prediction does not count. Receives beyond that of the next
+block smooth an uneven flow. Sent tensors stay until somebody waits for them. Both together may take
+a tenth of the predicted memory, in four equal parts. Where that is too little, only the next
+block's receive is posted, and a thread frees tensors as soon as they are sent.
 
-What kinds of tensors cross a cut is seen in the first forward of a shape of batch, and told to the
-stage behind through the store.
+The first forward with a new shape of batch shows what kinds of tensors cross the cut. The stage
+tells them to the stage behind through the store.
 """
 
 import json
@@ -25,23 +25,23 @@ import torch
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.channels import Inbox, Outbox, TensorKind
-from pipeplan.runtime.geometry import Geometry
-from pipeplan.runtime.sends import LazySends, Sends, ThreadedSends
-from pipeplan.runtime.transports import Transport
+from pipeplan.runtime.exchange.channels import Inbox, Outbox, TensorKind
+from pipeplan.runtime.exchange.row_routing import RowRouting
+from pipeplan.runtime.exchange.sends import LazySends, PendingSends, ThreadedSends
+from pipeplan.runtime.exchange.transports import Transport
 
 __all__ = ["Exchange", "StepExchange"]
 
 MARGIN = 0.1
-"""How much of a device's predicted memory buffers may take beside it."""
+"""The part of a device's predicted memory that buffers may take in addition."""
 SMALL_BYTES = 16_384
-"""What may be taken in any case: tensors so small cost time, not memory."""
+"""Always allowed: such small tensors cost time, not memory."""
 NUM_USES = 4
-"""Of the margin: receives ahead and open sends, in two directions."""
+"""The margin has four uses: receives ahead and open sends, each in two directions."""
 MOST_AHEAD = 2
-"""Receives posted beyond that of the next block, in each direction."""
+"""The most receives posted beyond that of the next block, in each direction."""
 FEWEST_LAZY = 2
-"""Gradients that have to fit for being sent without a thread."""
+"""Gradients are sent without a thread if at least this many fit into the margin."""
 
 
 class Exchange:
@@ -62,26 +62,26 @@ class Exchange:
         cost = CostModel(plan.model, plan.cluster)
         self._in_flight = plan.schedule.most_in_flight(self.stage)
         predicted_gb = cost.memory_gb(plan.stages[self.stage], self._in_flight)[replica]
-        # A profile without sizes predicts nothing; the parameters are there all the same.
+        # A profile without sizes predicts nothing, but the parameters still take memory.
         held_bytes = max(predicted_gb * BYTES_IN_GB, parameter_bytes)
         spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
-        self._use_bytes = spare_bytes / NUM_USES
-        self._sends: dict[Kind, Sends] = {}
+        self._bytes_per_use = spare_bytes / NUM_USES
+        self._sends: dict[Kind, PendingSends] = {}
         self._kinds_in: dict[str, tuple[list[TensorKind], Any]] = {}
         self.kinds_out: dict[str, list[TensorKind]] = {}
-        """By the shape of a batch, what leaves the stage."""
+        """For each shape of batch, what leaves the stage."""
 
-    def begin(self, geometry: Geometry, key: str) -> "StepExchange":
-        """The exchange of one step; may wait for the stage before to tell what comes."""
-        return StepExchange(self, geometry, key)
+    def begin(self, routing: RowRouting, key: str) -> "StepExchange":
+        """The exchange of one step; may wait until the stage before says what it sends."""
+        return StepExchange(self, routing, key)
 
     def close(self) -> None:
-        """No step will come any more."""
+        """Free threads; no step will follow."""
         for sends in self._sends.values():
             sends.close()
 
     def kinds_in(self, key: str) -> tuple[list[TensorKind], Any]:
-        """What the stage before sends, and how it goes together."""
+        """The tensors that the stage before sends, and the template that joins them."""
         if key not in self._kinds_in:
             kinds, template = json.loads(self._store.get(f"kinds/{self.stage - 1}/{key}"))
             self._kinds_in[key] = ([_kind_from(entry) for entry in kinds], template)
@@ -96,7 +96,7 @@ class Exchange:
         *,
         aloud: bool,
     ) -> None:
-        """Learn what leaves this stage, and tell the stage behind."""
+        """Remember what leaves this stage; if `aloud`, also tell the stage behind."""
         kinds = []
         for tensor in tensors:
             if not tensor.ndim or tensor.shape[0] != num_rows:
@@ -118,44 +118,44 @@ class Exchange:
             self._store.set(f"kinds/{self.stage}/{key}", json.dumps([entries, template]))
 
     def num_ahead(self, kinds: Sequence[TensorKind], num_rows: int) -> int:
-        """How many receives of one direction go beyond that of the next block."""
+        """The number of receives of one direction to post beyond that of the next block."""
         if self._receive_ahead is not None:
             return self._receive_ahead
         return min(MOST_AHEAD, self._num_fitting(kinds, num_rows))
 
-    def sends(self, kind: Kind, kinds: Sequence[TensorKind], num_rows: int) -> Sends:
-        """What keeps the tensors of one direction that are under way; made at the first use.
+    def sends(self, kind: Kind, kinds: Sequence[TensorKind], num_rows: int) -> PendingSends:
+        """The pending sends of one direction; made on first use.
 
-        Outputs may all be open, gradients only as many as fit. The stage before receives in the
-        order of the sends, so waiting for them cannot deadlock.
+        All outputs may be open at once, but only as many gradients as fit. The stage before
+        receives in the order of the sends, so waiting for them cannot deadlock.
         """
         if kind not in self._sends:
-            fitting = self._num_fitting(kinds, num_rows)
+            num_fitting = self._num_fitting(kinds, num_rows)
             on_cpu = self.transport.device.type == "cpu"
             if kind is Kind.FORWARD:
-                lazy = fitting >= self._in_flight or not on_cpu
-                self._sends[kind] = LazySends() if lazy else ThreadedSends()
+                is_lazy = num_fitting >= self._in_flight or not on_cpu
+                self._sends[kind] = LazySends() if is_lazy else ThreadedSends()
             else:
-                lazy = fitting >= FEWEST_LAZY or not on_cpu
-                most_open = max(1, fitting)
-                self._sends[kind] = LazySends(most_open) if lazy else ThreadedSends(most_open)
+                is_lazy = num_fitting >= FEWEST_LAZY or not on_cpu
+                most_open = max(1, num_fitting)
+                self._sends[kind] = LazySends(most_open) if is_lazy else ThreadedSends(most_open)
         return self._sends[kind]
 
     def _num_fitting(self, kinds: Sequence[TensorKind], num_rows: int) -> int:
-        """How many microbatches' tensors fit into one use's part of the margin."""
+        """How many microbatches' tensors fit into one of the four parts of the margin."""
         each_bytes = num_rows * sum(kind.row_bytes for kind in kinds)
-        return int(self._use_bytes // each_bytes) if each_bytes else sys.maxsize
+        return int(self._bytes_per_use // each_bytes) if each_bytes else sys.maxsize
 
 
 class StepExchange:
     """What one rank exchanges in one step."""
 
-    def __init__(self, channels: Exchange, geometry: Geometry, key: str) -> None:
-        self._channels, self._geometry, self._key = channels, geometry, key
+    def __init__(self, channels: Exchange, routing: RowRouting, key: str) -> None:
+        self._channels, self._routing, self._key = channels, routing, key
         self._inboxes: dict[Kind, Inbox] = {}
         self.template: Any = None
-        """How the tensors that arrive go together; None on the first stage."""
-        self._num_rows = max(map(len, geometry.rows))
+        """Joins the tensors that arrive into one value; None on the first stage."""
+        self._num_rows = max(map(len, routing.rows))
         self._kinds: list[TensorKind] = []
         self._outboxes: dict[Kind, Outbox] = {}
         if channels.stage and self._num_rows:
@@ -166,23 +166,23 @@ class StepExchange:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is still to be seen what leaves the stage."""
+        """Whether it is not known yet what leaves the stage."""
         return self._key not in self._channels.kinds_out
 
     def post(self, block: Block) -> None:
-        """Post the receive of what this block needs, where that is known."""
+        """Post the receive of the block's input, if the channel is open."""
         inbox = self._inboxes.get(block.kind)
         if inbox is not None:
             inbox.post(block.microbatch)
 
     def take(self, block: Block) -> list[torch.Tensor]:
-        """What the block needs of its neighbours, once it is there."""
+        """The block's input from its neighbours; waits until it has arrived."""
         inbox = self._inboxes.get(block.kind)
         if inbox is None:
             return []
         tensors = inbox.take(block.microbatch)
         if block.kind is Kind.BACKWARD:
-            self._outboxes[Kind.FORWARD].has_arrived(block.microbatch)
+            self._outboxes[Kind.FORWARD].confirm_arrival(block.microbatch)
             return tensors
         for tensor, kind in zip(tensors, self._kinds, strict=True):
             if kind.has_gradient:
@@ -192,8 +192,8 @@ class StepExchange:
     def send_output(self, microbatch: int, tensors: Sequence[torch.Tensor], template: Any) -> None:
         """Start to send a microbatch to the stage behind."""
         if self.is_new:
-            num_rows = len(self._geometry.rows[microbatch])
-            aloud = self._geometry.announces
+            num_rows = len(self._routing.rows[microbatch])
+            aloud = self._routing.announces
             self._channels.announce(self._key, tensors, template, num_rows, aloud=aloud)
             self._open_channel(self._channels.stage, self._channels.kinds_out[self._key])
         self._outboxes[Kind.FORWARD].send(microbatch, tensors)
@@ -204,18 +204,18 @@ class StepExchange:
             self._outboxes[Kind.BACKWARD].send(microbatch, gradients)
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until everything is sent."""
         for outbox in self._outboxes.values():
             outbox.finish()
 
     def _open_channel(self, channel: int, kinds: Sequence[TensorKind]) -> None:
-        """Both directions of the channel with the stage before or behind: one in, one out."""
-        behind = channel == self._channels.stage
-        sent = self._channels.plan.schedule[channel + behind]
-        runs_of = self._geometry.runs_out if behind else self._geometry.runs_in
-        returning = [kind for kind in kinds if kind.has_gradient]
-        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if behind else tuple(Kind)
-        kinds_of = {Kind.FORWARD: kinds, Kind.BACKWARD: returning}
+        """Open the channel to the stage before or behind: one inbox and one outbox."""
+        is_behind = channel == self._channels.stage
+        sender_order = self._channels.plan.schedule[channel + is_behind]
+        runs_of = self._routing.runs_out if is_behind else self._routing.runs_in
+        kinds_with_gradient = [kind for kind in kinds if kind.has_gradient]
+        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
+        kinds_of = {Kind.FORWARD: kinds, Kind.BACKWARD: kinds_with_gradient}
         transport, num_rows = self._channels.transport, self._num_rows
         self._inboxes[incoming] = Inbox(
             transport,
@@ -223,11 +223,11 @@ class StepExchange:
             incoming,
             kinds_of[incoming],
             runs_of,
-            [block.microbatch for block in sent if block.kind is incoming],
+            [block.microbatch for block in sender_order if block.kind is incoming],
             self._channels.num_ahead(kinds_of[incoming], num_rows),
         )
-        sends = self._channels.sends(outgoing, kinds_of[outgoing], num_rows)
-        self._outboxes[outgoing] = Outbox(transport, channel, outgoing, runs_of, sends)
+        pending = self._channels.sends(outgoing, kinds_of[outgoing], num_rows)
+        self._outboxes[outgoing] = Outbox(transport, channel, outgoing, runs_of, pending)
 
 
 def _kind_from(entry: Any) -> TensorKind:

@@ -1,16 +1,17 @@
-"""Joining the ranks that torchrun starts, also when it starts them again.
+"""Joins the ranks that torchrun starts, also when it starts them again.
 
-torchrun starts all ranks anew when one of them fails and when nodes come or go. Its agents may
-keep one store over all these starts, and with it the addresses of ranks that are no more. No
-variable tells the starts apart: every agent counts restarts by itself, and only those after a
-failure of its own ranks. So the ranks of a start agree on a name for it::
+torchrun starts all ranks again when one of them fails, and when nodes come or go. Its agents may
+use one store for all these starts. That store still holds the addresses of ranks that have ended.
+No variable tells the starts apart: each agent counts only the restarts after failures of its own
+ranks. So the ranks of one start agree on a name for it::
 
     rank 0   offers a new name                              offer = NAME
     others   answer the newest offer, each with a new word  NAME/answer/RANK = WORD
     rank 0   repeats the words once it has them all         NAME/words = WORDS
     others   find their word there; else wait for another offer
 
-The offer of a former start may be answered too, but what it repeats are words of former ranks.
+A rank may also answer an offer of an earlier start. But that offer repeats only words of earlier
+ranks, so the rank does not find its own word there.
 """
 
 import json
@@ -29,29 +30,29 @@ __all__ = ["agree_on_start", "join_ranks"]
 
 STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
-"""How long the ranks of one start may take to come: as long as torch waits for a store."""
+"""How long to wait for all ranks of one start: as long as torch waits for a store."""
 POLL_S = 0.05
 
 
 def join_ranks() -> None:
     """Initialize torch.distributed from torchrun's environment: NCCL with GPUs, else gloo.
 
-    Where nodes come and go, start torchrun with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: its
-    agents go on using the first store that they have shared, even if it is gone with its node.
+    Where nodes come and go, start torchrun with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. Without
+    it, its agents keep using the first store that they shared, even if that ended with its node.
     """
     missing = [name for name in STORE_VARIABLES if name not in os.environ]
     if missing:
         raise InputError(f"{missing[0]}: is not set; start the ranks with torchrun")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)  # the store is rank 0's own, and new in each start
+        dist.init_process_group(backend)  # rank 0 makes a new store in each start
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        kept = dist.TCPStore(  # type: ignore[attr-defined]
+        agent_store = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
         )
-        starts = dist.PrefixStore("pipeplan-starts", kept)  # type: ignore[attr-defined]
+        starts = dist.PrefixStore("pipeplan-starts", agent_store)  # type: ignore[attr-defined]
         name = agree_on_start(starts, rank, world_size)
     except (dist.DistError, TimeoutError) as error:
         raise RuntimeMismatchError(
@@ -67,7 +68,7 @@ def join_ranks() -> None:
 
 
 def agree_on_start(store: Any, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> str:
-    """A name that the ranks of this start share with each other and with no other start."""
+    """A name that all ranks of this start share, and that no other start has."""
     if rank == 0:
         return _offer(store, world_size, patience_s)
     return _answer(store, rank, patience_s)

@@ -1,9 +1,9 @@
-"""Notices SIGTERM at once, whatever the main thread is stuck in.
+"""Notices SIGTERM at once, even while the main thread is blocked.
 
-torchrun ends all ranks by SIGTERM as soon as one of them is gone. A rank that simply dies of it
-says nothing; one that waits for a message inside torch runs no Python handler. But the interpreter
-writes every signal's number to a wakeup file right away, and a thread can read that. Processes that
-are forked meanwhile, such as a DataLoader's, have nothing to do with it.
+torchrun sends SIGTERM to all ranks as soon as one of them is gone. A rank that dies of it says
+nothing. A rank that waits for a message inside torch runs no Python handler. But the interpreter
+writes the number of every signal to a wakeup file at once, and a thread can read that file. Forked
+processes, such as those of a DataLoader, do not take part.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from types import FrameType
 
 __all__ = ["Termination"]
 
-NONE = -1
+NO_FILE = -1
 
 
 class Termination:
@@ -28,12 +28,12 @@ class Termination:
         self._is_open = True
         self._installed = False
         self.is_asked = False
-        """Whether SIGTERM has come."""
+        """Whether SIGTERM has arrived."""
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return  # the program has its own way to end
+            return  # the program handles SIGTERM itself
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if before != NONE:
+        if before != NO_FILE:
             signal.set_wakeup_fd(before)
             return
         signal.signal(signal.SIGTERM, self._handle)
@@ -41,7 +41,7 @@ class Termination:
         _INSTALLED.add(self)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for SIGTERM or `wake`; whether SIGTERM has come."""
+        """Wait for SIGTERM or `wake`; returns whether SIGTERM has arrived."""
         ready, _, _ = select.select([self._read], [], [], timeout_s)
         if ready:
             with contextlib.suppress(BlockingIOError):
@@ -49,12 +49,12 @@ class Termination:
         return self.is_asked
 
     def wake(self) -> None:
-        """End a wait."""
+        """Make `wait` return."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
     def close(self) -> None:
-        """Leave signals as they were; what waits must have ended."""
+        """Restore the signal handlers; call this only after `wait` has returned."""
         self._is_open = False
         if self._installed and threading.current_thread() is threading.main_thread():
             self._uninstall()
@@ -63,13 +63,13 @@ class Termination:
             os.close(self._write)
 
     def _uninstall(self) -> None:
-        signal.set_wakeup_fd(NONE)
+        signal.set_wakeup_fd(NO_FILE)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._installed = False
         _INSTALLED.discard(self)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """The thread that waits ends the process; once there is none, SIGTERM does."""
+        """Leave the ending to the thread that waits; without such a thread, end by SIGTERM."""
         if not self._is_open:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -78,9 +78,9 @@ class Termination:
 _INSTALLED: set[Termination] = set()
 
 
-def _leave_in_child() -> None:
+def _uninstall_in_child() -> None:
     for termination in list(_INSTALLED):
         termination._uninstall()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(after_in_child=_uninstall_in_child)

@@ -1,0 +1,89 @@
+"""Runs the blocks of one step on one rank, in the plan's order."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeplan.pipeline import Block, Kind
+from pipeplan.runtime.batches import select_rows
+from pipeplan.runtime.exchange.neighbours import StepExchange
+from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.supervision.status_board import State
+from pipeplan.runtime.supervision.watchdog import Watchdog
+from pipeplan.runtime.tracing import CATEGORIES, WAIT, Event, block_name
+
+__all__ = ["StepBlocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBlocks:
+    """The blocks of one step, and what they need."""
+
+    step: int
+    """How many steps were taken before."""
+    replica: Replica
+    exchange: StepExchange
+    device: torch.device
+    rows: tuple[tuple[int, ...], ...]
+    """The rows of the batch that this rank computes, by microbatch."""
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    """The arguments of the model."""
+    targets: Any
+    loss: LossTerms | None
+    """None except on the last stage."""
+    total_weight: float
+    """The weight of all targets of the batch."""
+    gradient_scale: float
+    stats: torch.Tensor
+    """Where the loss and the metrics are summed."""
+    watchdog: Watchdog
+    events: list[Event]
+    """Where it is noted when each block waited and ran."""
+
+    def run(self, order: Sequence[Block]) -> None:
+        """Run these blocks; blocks without rows on this rank are left out."""
+        order = [block for block in order if self.rows[block.microbatch]]
+        exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
+        for block, following in zip(order, [*order[1:], None], strict=True):
+            wait_s = clock()
+            enter(State.WAITING, block)
+            arrived = exchange.take(block)
+            if following is not None:
+                exchange.post(following)
+            run_s = clock()
+            enter(State.COMPUTING, block)
+            if block.kind is Kind.FORWARD:
+                self._run_forward(block.microbatch, arrived)
+            else:
+                self._run_backward(block.microbatch, arrived, is_last=following is None)
+            del arrived  # free this before the next block
+            self.events.append(Event(block_name(block), WAIT, wait_s, run_s))
+            self.events.append(Event(block_name(block), CATEGORIES[block.kind], run_s, clock()))
+        enter(State.WAITING, "for sends to be taken")
+        exchange.finish()
+
+    def _run_forward(self, microbatch: int, carried: list[torch.Tensor]) -> None:
+        runner, rows, inputs = self.replica.runner, self.rows[microbatch], self.call
+        if self.replica.module.needs_inputs:
+            inputs = select_rows(self.call, rows, self.device)
+        call = (self.step, microbatch, carried, self.exchange.template, inputs)
+        if self.loss is None:
+            tensors, template = runner.forward(*call, learn=self.exchange.is_new)
+            self.exchange.send_output(microbatch, tensors, template)
+            return
+        targets = self.targets
+        if targets is not None:
+            targets = select_rows(targets, rows, self.device)
+        weight = self.loss.weight(targets, len(rows))
+        share = weight / self.total_weight if self.total_weight else 0.0
+        self.stats.add_(runner.forward_last(*call, targets, share, self.gradient_scale))
+
+    def _run_backward(self, microbatch: int, arrived: list[torch.Tensor], *, is_last: bool) -> None:
+        if is_last:
+            self.replica.reducer.expect_last()
+        gradients = self.replica.runner.backward(microbatch, arrived)
+        self.exchange.send_gradients(microbatch, gradients)

@@ -1,0 +1,134 @@
+"""Modules that take the place of other stages' modules in a stage.
+
+::
+
+    Outline   a module before the layer list: returns placeholder tensors of the original's shape
+    Skip      a layer of the list: does what the stage tells it
+    Absent    a module that must not be called: refuses
+
+Each passes on attributes of the original, because models ask for them (`self.embed.weight.dtype`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.splitting.nesting import map_tensors, take_tensors
+
+__all__ = ["Absent", "Fill", "ForwardState", "Outline", "Skip", "StandIn"]
+
+
+class Fill(Enum):
+    """The values of placeholder tensors; the output of a stage must not depend on them."""
+
+    NAN = auto()
+    ZERO = auto()
+    RANDOM = auto()
+
+
+@dataclass(slots=True)
+class ForwardState:
+    """What the stand-ins of one stage share during a forward."""
+
+    fill: Fill = Fill.NAN
+    inside_list: bool = False
+    """Whether the forward has reached the layer list."""
+
+    def placeholder(self, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A tensor of that shape and type; it takes no memory unless it is random."""
+        if self.fill is Fill.RANDOM:
+            generator = torch.Generator().manual_seed(like.numel())
+            values = torch.randn(like.shape, generator=generator)
+            made = values if like.is_floating_point() else values > 0
+            return made.to(device, like.dtype)
+        value = math.nan if self.fill is Fill.NAN and like.is_floating_point() else 0
+        return torch.full((), value, dtype=like.dtype, device=device).expand(like.shape)
+
+
+class StandIn(nn.Module):
+    """Takes the place of another module, without its parameters."""
+
+    def __init__(
+        self, original: nn.Module, state: ForwardState | None = None, *, drop: bool = True
+    ) -> None:
+        super().__init__()
+        if drop:
+            original.to("meta")
+        # In __dict__ and in a list, so that torch does not count its parameters as this module's.
+        self.__dict__["_state"] = state or ForwardState()
+        self.__dict__["_original"] = [original]
+        self.device = torch.device("cpu")
+        """Device of the placeholder tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__:
+                raise
+            value = getattr(self.__dict__["_original"][0], name)
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                # The model uses this weight directly.
+                return self.__dict__["_state"].placeholder(value, self.device)
+            return value
+
+
+class Skip(StandIn):
+    """A layer of another stage, in the layer list."""
+
+    def __init__(self, original: nn.Module, action: Callable[..., Any]) -> None:
+        super().__init__(original)
+        self.__dict__["_action"] = action
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what the stage tells."""
+        return self.__dict__["_action"](args, kwargs)
+
+
+class Absent(StandIn):
+    """A module of another stage that this stage must not call."""
+
+    def __init__(self, name: str, original: nn.Module, *, drop: bool = True) -> None:
+        super().__init__(original, drop=drop)
+        self.__dict__["_name"] = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise RuntimeMismatchError(
+            f"model: calls {self.__dict__['_name']!r} in front of its layer list, although it is"
+            " registered behind it; register modules in the order of use, or name all layers"
+        )
+
+
+class Outline(StandIn):
+    """Returns placeholder tensors of the original's shape; finds the shape once."""
+
+    def __init__(self, name: str, original: nn.Module, state: ForwardState) -> None:
+        super().__init__(original, state)
+        self.__dict__.update(_name=name, _output_of={})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Placeholder tensors of the original's shape."""
+        state = self.__dict__["_state"]
+        if state.inside_list:
+            raise RuntimeMismatchError(
+                f"model: calls {self.__dict__['_name']!r} behind the begin of its layer list,"
+                " although it is registered before it; register modules in the order of use, or"
+                " name all layers"
+            )
+        tensors, template = take_tensors([args, kwargs], "model")
+        key = (str(template), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        output_of = self.__dict__["_output_of"]
+        if key not in output_of:
+            meta_args, meta_kwargs = map_tensors(
+                [args, kwargs], lambda tensor: tensor.detach().to("meta")
+            )
+            with torch.no_grad():
+                output_of[key] = self.__dict__["_original"][0](*meta_args, **meta_kwargs)
+        return map_tensors(output_of[key], lambda like: state.placeholder(like, self.device))
