@@ -51,9 +51,9 @@ def trace_command(plan: str, output: str) -> None:
 )
 def plot_command(plan: str, output: str, width: int) -> None:
     """Draw PLAN's timeline for a paper or a README."""
-    from pipeplan.report.picture import format_of, plot
+    from pipeplan.report.picture import plot, require_format
 
-    format_of(output)  # refuses other suffixes before the plan is read
+    require_format(output)  # refuses other suffixes before the plan is read
     require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
     with progress("drawing"), plan_from(plan) as (read, warn):
         plot(read, output, width, warn=warn)

@@ -16,7 +16,7 @@ from pipeplan.pipeline import Plan
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.timeline_picture import timeline_svg
 
-__all__ = ["FORMATS", "format_of", "plot", "svg_to_png"]
+__all__ = ["FORMATS", "plot", "require_format", "svg_to_png"]
 
 FORMATS = ("svg", "png")
 PROGRAMS = ("rsvg-convert", "chromium", "chromium-browser", "google-chrome")
@@ -41,7 +41,7 @@ def plot(
         file_format: `svg` or `png`; None: by the suffix of the path, SVG for `-`.
         warn: is told of stale figures in the plan, which the picture replaces.
     """
-    chosen = file_format or format_of(path)
+    chosen = file_format or require_format(path)
     if chosen not in FORMATS:
         raise InputError(f"format: {chosen!r} is none of {', '.join(FORMATS)}")
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
@@ -50,8 +50,8 @@ def plot(
     write_atomically(path, picture.encode() if chosen == "svg" else svg_to_png(picture))
 
 
-def format_of(path: str | Path) -> str:
-    """The format that a path stands for by its suffix; others are refused."""
+def require_format(path: str | Path) -> str:
+    """The format that a file of this name has; refuses what is neither a picture nor `-`."""
     if str(path) == "-":
         return "svg"
     suffix = Path(path).suffix.lower()
