@@ -68,7 +68,7 @@ def test_schedules_compare_hash_and_travel():
     schedule = Schedule(ORDERS)
     assert schedule != Schedule(ORDERS[:2])
     assert schedule != Schedule((ORDERS[0], ORDERS[1][::-1], ()))
-    assert schedule != CODES
+    assert (schedule == CODES) is False
     assert hash(schedule) == hash(Schedule.from_codes(CODES))
     assert pickle.loads(pickle.dumps(schedule)) == schedule  # noqa: S301
     assert repr(schedule) == "<Schedule of 3 stages, 6 blocks>"
@@ -147,7 +147,7 @@ def test_timelines_compare_by_all_they_hold():
     made = timeline()
     assert made == timeline()
     assert hash(made) == hash(timeline())
-    assert made != "a timeline"
+    assert (made == "a timeline") is False
     assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301
     for name in made.__dataclass_fields__:
         assert made != timeline(**{name: getattr(made, name) + 1}), name
