@@ -25,6 +25,7 @@ def opened_once_read(fifo: Path, child: subprocess.Popen[bytes]) -> Iterator[Non
         assert child.poll() is None, f"ended with {child.returncode}: {child.stderr.read()!r}"
         assert time.monotonic() < deadline, "the child never opened the pipe"
         time.sleep(0.01)
+    time.sleep(0.1)  # from opening the pipe to reading it: a signal in between waits for data
     try:
         yield
     finally:

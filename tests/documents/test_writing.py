@@ -1,7 +1,6 @@
 """Writing: whatever kills the writer, the old file or the new one, and nothing beside it."""
 
 import io
-import multiprocessing
 import os
 import stat
 import subprocess
@@ -50,24 +49,27 @@ def test_parts_of_dead_processes_are_removed(tmp_path):
     assert not left.exists()
 
 
-def hold(path: str, is_locked, may_end) -> None:
-    with open(path, "wb") as file:
-        assert writing._try_lock(file.fileno())
-        is_locked.set()
-        may_end.wait(60)
+HOLD = """
+import sys
+from pipeplan.documents import writing
+with open(sys.argv[1], "wb") as file:
+    assert writing._try_lock(file.fileno())
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_parts_of_living_processes_stay(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    is_locked, may_end = context.Event(), context.Event()
     left = part(tmp_path)
-    writer = context.Process(target=hold, args=(str(left), is_locked, may_end))
-    writer.start()
-    assert is_locked.wait(60)
-    write_atomically(tmp_path / "new", b"x")
-    assert left.exists()
-    may_end.set()
-    writer.join()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, left],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout.readline() == b"locked\n"
+        write_atomically(tmp_path / "new", b"x")
+        assert left.exists()
+        writer.stdin.close()
     write_atomically(tmp_path / "new", b"y")
     assert not left.exists()
 

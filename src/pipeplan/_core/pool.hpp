@@ -66,6 +66,9 @@ class Pool {
 
   private:
     void serve(int worker) {
+        // Makes the thread's room for exceptions now. Where memory has run out it would be too late:
+        // the C library ends the process if it cannot make that room.
+        (void)std::uncaught_exceptions();
         long seen = 0;
         for (;;) {
             {
