@@ -23,6 +23,7 @@ class Pool {
     using Task = std::function<void(int index, int worker)>;
 
     Pool(int num_threads, Control& control) : control_(control) {
+        make_room_for_exceptions();
         for (int worker = 1; worker < num_threads; ++worker) {
             try {
                 threads_.emplace_back([this, worker] { serve(worker); });
@@ -65,10 +66,17 @@ class Pool {
     }
 
   private:
+    // The C library ends the process if it cannot make a thread's room for exceptions, so that is
+    // done before memory can run out.
+    static void make_room_for_exceptions() {
+        try {
+            throw Cancelled();
+        } catch (const Cancelled&) {
+        }
+    }
+
     void serve(int worker) {
-        // Makes the thread's room for exceptions now. Where memory has run out it would be too late:
-        // the C library ends the process if it cannot make that room.
-        (void)std::uncaught_exceptions();
+        make_room_for_exceptions();
         long seen = 0;
         for (;;) {
             {
