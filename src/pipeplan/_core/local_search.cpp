@@ -1,7 +1,9 @@
 // Simulated annealing over complete plans: any cuts, any sets of devices.
 //
 // Moves: shift a cut by 1 to 3 layers; move, swap, add, drop or replace a device; swap the sets of
-// two stages; split a stage; merge two; reverse the sets of a run of stages. The temperature falls
+// two stages; split a stage; merge two; reverse the sets of a run of stages; move a device to the
+// next stage and the cut with it; divide two stages' devices and layers anew. Every fourth time two
+// moves are made at once: some improvements need both. The temperature falls
 // from 2 % to 0.05 % of the current time. A move is judged by the fixed-plan bound first: what
 // even the bound puts above the time that would be accepted is never simulated.
 #include <algorithm>
@@ -57,7 +59,7 @@ class Search {
           target_ms_(target_ms * (1 + 1e-12)) {}
 
     SearchResult run(const PlacedPlan& start) {
-        SearchPlan current = from_placed(start);
+        SearchPlan current = from_placed(start), next;
         double current_ms = kInfinity;
         if (complete(current)) current_ms = simulate(current, 0);
         best_ = {kInfinity, 0, start};
@@ -69,8 +71,10 @@ class Search {
             }
             const double heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
             spent_ += kUnitsPerMove;
-            SearchPlan next = current;
-            if (!move(next) || !complete(next)) continue;
+            next = current;  // reuses its memory
+            if (!move(next)) continue;
+            if (random_.below(4) == 0) move(next);  // no harm where the second one is impossible
+            if (!complete(next)) continue;
             const double accept_ms = current_ms * (1.0 - heat * std::log(random_.unit()));
             const double bound = bound_ms(next);
             if (bound > accept_ms && bound >= best_.iteration_ms) continue;
@@ -78,7 +82,7 @@ class Search {
             if (bound < best_.iteration_ms && next_ms < best_.iteration_ms * kWorthTryingAllRules)
                 try_all_rules(next, next_ms);
             if (next_ms <= accept_ms) {
-                current = std::move(next);
+                std::swap(current, next);
                 current_ms = next_ms;
             }
         }
@@ -178,7 +182,7 @@ class Search {
     }
 
     bool move(SearchPlan& plan) {
-        switch (random_.below(12)) {
+        switch (random_.below(15)) {
             case 0: case 1: case 2: return shift_cut(plan);
             case 3: case 4: return move_device(plan);
             case 5: return swap_devices(plan);
@@ -187,7 +191,9 @@ class Search {
             case 8: return merge(plan);
             case 9: return reverse_sets(plan);
             case 10: return use_unused(plan);
-            default: return drop_device(plan);
+            case 11: return drop_device(plan);
+            case 12: case 13: return move_device_and_cut(plan);
+            default: return divide_anew(plan);
         }
     }
 
@@ -272,6 +278,49 @@ class Search {
             std::swap(plan[low].devices, plan[high].devices);
         for (int n = std::min(a, b); n <= std::max(a, b); ++n) forget_stage(plan, n);
         return a != b;
+    }
+
+    // A device goes to a neighbouring stage, and with it the layers that keep the two in balance.
+    bool move_device_and_cut(SearchPlan& plan) {
+        if (plan.size() < 2) return false;
+        const int n = random_.below(static_cast<int>(plan.size()) - 1);
+        const bool forth = random_.below(2);
+        std::vector<int>&from = plan[forth ? n : n + 1].devices, &to = plan[forth ? n + 1 : n].devices;
+        if (from.size() < 2) return false;
+        to.push_back(take(from));
+        return balance(plan, n);
+    }
+
+    // The devices of two neighbouring stages, mixed and divided in another ratio.
+    bool divide_anew(SearchPlan& plan) {
+        if (plan.size() < 2) return false;
+        const int n = random_.below(static_cast<int>(plan.size()) - 1);
+        std::vector<int>&first = plan[n].devices, &second = plan[n + 1].devices;
+        const int all = static_cast<int>(first.size() + second.size());
+        const int wanted = 1 + random_.below(all - 1);
+        while (static_cast<int>(first.size()) > wanted) second.push_back(take(first));
+        while (static_cast<int>(first.size()) < wanted) first.push_back(take(second));
+        return balance(plan, n);
+    }
+
+    // Puts the cut behind stage n where the work of both stages fits their devices' speed.
+    bool balance(SearchPlan& plan, int n) {
+        const auto speed = [&](const SearchStage& stage) {
+            double slowest = kInfinity;
+            for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
+            return slowest * static_cast<double>(stage.devices.size());
+        };
+        const auto work = [&](int layer) { return in_.forward_sum[layer] + in_.backward_sum[layer]; };
+        const int first = plan[n].first_layer, end = plan[n + 1].end_layer;
+        const double before = speed(plan[n]), behind = speed(plan[n + 1]);
+        const double target = work(first) + (work(end) - work(first)) * before / (before + behind);
+        int cut = first + 1;
+        while (cut < end - 1 && work(cut) < target) ++cut;
+        if (cut > first + 1 && random_.below(2)) --cut;
+        plan[n].end_layer = plan[n + 1].first_layer = cut;
+        forget_stage(plan, n);
+        forget_stage(plan, n + 1);
+        return true;
     }
 
     // Gives a device that no stage has to a stage: as one more, or in place of one of its own.

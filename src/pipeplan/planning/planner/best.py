@@ -11,14 +11,17 @@ from the best time so far and drops what cannot beat it:
 4. a lower bound for every plan; for small clusters by the same recursion over all sets of
    devices, which yields plans as well;
 5. complete plans that the caller offers, unless the optimum is found already;
-6. local search from the best different plans (`_core/local_search.cpp`), until its budget is
-   spent or the bound is met.
+6. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
+   and the recursion again on the order that the best plan uses, until the effort is spent or the
+   bound is met.
 
 Every plan is simulated under a portfolio of schedules before it counts. Never slower than
 any of its starting points. The same input, seed and effort give the same plan whatever the number
 of threads; only a time limit can change that. `settings` says how much of each step is done.
 """
 
+import itertools
+import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -33,9 +36,10 @@ from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent
-from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
+from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.partition import best_partitions
-from pipeplan.planning.planner.placement import placed_stages
+from pipeplan.planning.planner.placement import placed_plan, placed_stages
+from pipeplan.planning.planner.starts import different_plans, plain_plan
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 
 __all__ = ["plan_best"]
@@ -44,6 +48,8 @@ OPTIMAL_WITHIN = 1e-9
 SET_CAPACITY = 16
 """Points in a front of planning on sets: as many as there may be, since it proves the bound."""
 MAX_SEED = 2**64
+NUM_AT_ONCE = 4
+"""Searches that are handed to the kernel together. Fixed, so that threads change nothing."""
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
@@ -56,10 +62,10 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
     try:
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
-            search.improve(search.settings.budget / 4, rounds=1)
+            search.search_from(search.different_starts(), 0.25)
         search.prove()
         search.offer_all(starts)
-        search.improve(search.settings.budget, rounds=max(1, round(problem.effort)))
+        search.improve()
     except _core.DeadlineError:
         pass
     except KeyboardInterrupt:
@@ -84,6 +90,8 @@ class _Search:
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
         self.orders = device_orders(problem.cost, by_cuts=self.settings.orders_by_cuts)
+        self.coarse = coarsen(problem.cost, self.settings.max_layers)
+        self.coarse_instance = self.coarse.cost.kernel_instance(problem.num_microbatches)
         self.classes = (
             _core.device_classes(self.instance)
             if self.num_devices <= settings.MAX_CLASS_DEVICES
@@ -97,7 +105,7 @@ class _Search:
         if self.classes is None:
             return False
         triples = num_set_triples(self.classes)
-        steps = triples * self.num_layers
+        steps = triples * self.num_layers**settings.SET_STEPS_PER_LAYER
         return triples <= settings.MAX_SET_TRIPLES and steps <= settings.MAX_SET_STEPS
 
     @property
@@ -128,45 +136,50 @@ class _Search:
 
     def plan_on_orders(self) -> None:
         """The recursion on every order: powers of two first, then finer on the best orders."""
-        coarse = coarsen(self.cost, self.settings.max_layers)
-        instance = coarse.cost.kernel_instance(self.problem.num_microbatches)
         orders: Sequence[tuple[int, ...]] = self.orders
         for step in self.settings.steps:
-            sizes = settings.replica_counts(step.sizes, self.num_devices)
             least_ms = {}
             for order in orders[: int(min(step.num_orders, len(orders)))]:
                 if self.is_late or self.is_optimal:
                     return
-                self.problem.report(f"planning with {len(sizes)} replica counts")
-                least_ms[order], plans = _core.plan_on_order(
-                    instance.on_devices(order),
-                    np.array(sizes, dtype=np.int32),
-                    step.capacity,
-                    self.incumbent.iteration_ms,
-                    self.settings.num_candidates,
-                    self.problem.num_threads,
-                    self.problem.deadline,
-                )
-                for placed in plans:
-                    self.incumbent.offer(
-                        placed_stages(placed, order=order, end_layer=coarse.end_layer)
-                    )
+                least_ms[order] = self._plan_on_order(order, step)
             orders = sorted(least_ms, key=least_ms.__getitem__)
         if self.settings.tries_partitions:
             self.offer_partitions()
 
+    def _plan_on_order(self, order: tuple[int, ...], step: settings.Step) -> float:
+        """Offer the best plans on an order, and return the least bound of a plan on it."""
+        sizes = settings.replica_counts(step.sizes, self.num_devices)
+        self.problem.report(f"planning with {len(sizes)} replica counts")
+        least_ms, plans = _core.plan_on_order(
+            self.coarse_instance.on_devices(order),
+            np.array(sizes, dtype=np.int32),
+            step.capacity,
+            self.incumbent.iteration_ms,
+            self.settings.num_candidates,
+            self.problem.num_threads,
+            self.problem.deadline,
+        )
+        for placed in plans:
+            stages = placed_stages(placed, order=order, end_layer=self.coarse.end_layer)
+            self.incumbent.offer(stages)
+        return least_ms
+
     def offer_partitions(self) -> None:
         """The paper's partitions that are not ruled out by the best time so far."""
+        steps = self.num_layers * self.num_devices**2
+        cost = self.cost if steps <= settings.MAX_PARTITION_STEPS else self.coarse.cost
         for part in connected_parts(self.cost):
             for partition in best_partitions(
-                self.cost,
+                cost,
                 recursive_device_order(self.cost, part, deadline=self.problem.deadline),
                 self.problem.num_microbatches,
                 limit_ms=self.incumbent.iteration_ms,
                 num_threads=self.problem.num_threads,
                 deadline=self.problem.deadline,
             ):
-                self.incumbent.offer(partition.stages)
+                stages = partition.stages
+                self.incumbent.offer(stages if cost is self.cost else self.coarse.refine(stages))
 
     def offer_all(self, drafts: Iterable[Draft]) -> None:
         """Complete plans; not even made once the optimum is found."""
@@ -184,9 +197,10 @@ class _Search:
         self.problem.report("proving a lower bound")
         limit_ms = self.incumbent.iteration_ms
         num_threads, deadline = self.problem.num_threads, self.problem.deadline
-        self._raise_bound(
-            relaxed_bound_ms(self.instance, limit_ms, num_threads, deadline), "relaxed"
-        )
+        buckets = bucket_sizes(self.num_devices, self.num_layers)
+        if buckets is not None:
+            relaxed_ms = relaxed_bound_ms(self.instance, buckets, limit_ms, num_threads, deadline)
+            self._raise_bound(relaxed_ms, "relaxed")
         if self.is_optimal or self.classes is None or not self.plans_on_sets:
             return
         exact_ms, plans = _core.plan_on_sets(
@@ -202,24 +216,52 @@ class _Search:
         for placed in plans:
             self.incumbent.offer(placed_stages(placed))
 
-    def improve(self, budget: float, rounds: int) -> None:
-        """Local search from the best different plans; later rounds go on from what it found."""
-        for _ in range(rounds):
-            if self.is_optimal or self.is_late:
-                return
-            self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
-            self._num_searches += 1
-            found = _core.local_search(
-                self.instance,
-                self.incumbent.pool(self.settings.num_starts),
-                (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
-                budget * min(1.0, self.problem.effort),
-                self.bound_ms,
-                self.problem.num_threads,
-                self.problem.deadline,
-            )
-            for iteration_ms, rule, placed in found:
+    def improve(self) -> None:
+        """Local search, as much as the effort allows.
+
+        The steps form one long sequence, and more effort only goes further along it. So more effort
+        never gives a slower plan.
+        """
+        left = self.problem.effort * settings.cycle_cost(self.settings.cycle)
+        for cycle in itertools.count():
+            rng = random.Random(f"{self.problem.seed} {cycle}")
+            for step in self.settings.cycle:
+                left -= step.budget
+                if left < -1e-9 or self.is_optimal or self.is_late:
+                    return
+                if step.starts is settings.Starts.PLAIN:
+                    plans = [plain_plan(self.cost, self.orders, rng) for _ in range(NUM_AT_ONCE)]
+                    self.search_from(plans, step.budget)
+                elif step.starts is settings.Starts.DIFFERENT:
+                    self.search_from(self.different_starts(), step.budget)
+            self.plan_on_own_order()
+
+    def different_starts(self) -> list[tuple[Stage, ...]]:
+        """The best plans so far that are no near copies of one another."""
+        return different_plans(self.incumbent.ranked(), NUM_AT_ONCE)
+
+    def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
+        """Local search from each of these plans, each with its own random numbers."""
+        self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
+        self._num_searches += 1
+        found = _core.local_search(
+            self.instance,
+            [placed_plan(self.instance, stages) for stages in starts],
+            (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
+            budget * self.settings.budget,
+            self.bound_ms,
+            self.problem.num_threads,
+            self.problem.deadline,
+        )
+        for iteration_ms, rule, placed in found:
+            if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
+
+    def plan_on_own_order(self) -> None:
+        """The recursion on the order in which the best plan uses the devices."""
+        used = [device for stage in self.incumbent.stages for device in stage.devices]
+        unused = sorted(set(range(self.num_devices)) - set(used))
+        self._plan_on_order((*used, *unused), self.settings.steps[-1])
 
     def draft(self) -> Draft:
         """The best plan with its certificate."""

@@ -9,10 +9,11 @@ Complexity: O(L log L).
 """
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipeplan.cost import CostModel, median
+from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile, merged_layer
 
 __all__ = ["CoarseModel", "coarsen"]
@@ -28,6 +29,14 @@ class CoarseModel:
     cost: CostModel
     end_layer: tuple[int, ...]
     """For each coarse layer one past the last layer that it holds."""
+
+    def refine(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        """Stages of this model as stages of the model as it was."""
+        ends = (0, *self.end_layer)
+        return tuple(
+            replace(stage, layers=range(ends[stage.layers.start], ends[stage.layers.stop]))
+            for stage in stages
+        )
 
 
 def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:

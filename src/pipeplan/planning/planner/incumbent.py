@@ -61,13 +61,18 @@ class Incumbent:
         if self._keep(draft.stages, "", draft.iteration_ms):
             self._draft = draft
 
-    def pool(self, count: int) -> list[_core.PlacedPlan]:
-        """The best different plans seen, as kernels read them; the best one first."""
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the best plan."""
+        return self._stages
+
+    def ranked(self) -> list[tuple[Stage, ...]]:
+        """All plans seen, fastest first; the best one leads."""
         ranked = sorted(self._pool, key=lambda stages: self._pool[stages])
         if self._stages in self._pool:
             ranked.remove(self._stages)
             ranked.insert(0, self._stages)
-        return [placed_plan(self.instance, stages) for stages in ranked[:count]]
+        return ranked
 
     def draft(self) -> Draft:
         """The best plan."""

@@ -20,6 +20,8 @@ __all__ = ["bucket_sizes", "relaxed_bound_ms", "work_bound_ms"]
 
 EXACT_SIZES_UPTO = 32
 """More devices than this, and set sizes are taken in groups."""
+MAX_RELAXED_STEPS = 6e8
+"""Devices times groups of sizes times layers squared: about two nanoseconds each."""
 
 
 def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
@@ -29,20 +31,41 @@ def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
 
 
 def relaxed_bound_ms(
-    instance: _core.Instance, limit_ms: float, num_threads: int, deadline: float = np.inf
+    instance: _core.Instance,
+    buckets: Sequence[int],
+    limit_ms: float,
+    num_threads: int,
+    deadline: float = np.inf,
 ) -> float:
     """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
-    num_devices = instance.num_devices
-    capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 1
-    buckets = np.array(bucket_sizes(num_devices), dtype=np.int32)
-    return _core.relaxed_bound(instance, buckets, capacity, limit_ms, num_threads, deadline)
+    capacity = 8 if instance.num_devices <= EXACT_SIZES_UPTO else 1
+    sizes = np.array(buckets, dtype=np.int32)
+    return _core.relaxed_bound(instance, sizes, capacity, limit_ms, num_threads, deadline)
 
 
-def bucket_sizes(num_devices: int) -> Sequence[int]:
-    """The largest sizes of the groups in which set sizes are taken: one each, wider beyond 8."""
+def bucket_sizes(num_devices: int, num_layers: int) -> Sequence[int] | None:
+    """The largest sizes of the groups in which set sizes are taken.
+
+    One each up to 32 devices, wider ones beyond 8 on larger clusters, still wider ones for long
+    models; None where even that would take too long.
+    """
+    for sizes in (_fine_buckets(num_devices), _doubling_buckets(num_devices)):
+        if num_devices * len(sizes) * num_layers**2 <= MAX_RELAXED_STEPS:
+            return sizes
+    return None
+
+
+def _fine_buckets(num_devices: int) -> list[int]:
     if num_devices <= EXACT_SIZES_UPTO:
-        return range(1, num_devices + 1)
+        return list(range(1, num_devices + 1))
     sizes = list(range(1, 9))
     while sizes[-1] < num_devices:
         sizes.append(min(num_devices, sizes[-1] + max(1, sizes[-1] // 6)))
+    return sizes
+
+
+def _doubling_buckets(num_devices: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < num_devices:
+        sizes.append(min(num_devices, 2 * sizes[-1]))
     return sizes

@@ -11,12 +11,17 @@ from math import inf
 
 __all__ = [
     "MAX_CLASS_DEVICES",
+    "MAX_PARTITION_STEPS",
     "MAX_SET_STEPS",
     "MAX_SET_TRIPLES",
     "NUM_SET_CANDIDATES",
+    "SET_STEPS_PER_LAYER",
     "SearchSettings",
+    "SearchStep",
     "Sizes",
+    "Starts",
     "Step",
+    "cycle_cost",
     "published_starts",
     "replica_counts",
     "settings_for",
@@ -44,6 +49,27 @@ class Step:
     """How many orders: at first in the order in which they are made, later the best ones."""
 
 
+class Starts(Enum):
+    """What a step of local search starts from."""
+
+    DIFFERENT = "the best plans that are no near copies"
+    PLAIN = "even splits on several orders"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """Some searches at once."""
+
+    starts: Starts
+    budget: float
+    """Of each search, as a part of the row's budget."""
+
+
+def cycle_cost(cycle: tuple[SearchStep, ...]) -> float:
+    """What one effort buys: all steps of the cycle once."""
+    return sum(step.budget for step in cycle)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
     """One row of the table."""
@@ -63,10 +89,10 @@ class SearchSettings:
     """Whether the paper's partitions are tried; beyond 64 devices that takes seconds."""
     proves_relaxed: bool
     """Whether the relaxed bound is worth its time; beyond 128 devices the work bound stands."""
-    num_starts: int
-    """Plans that local search starts from, each with its own budget."""
+    cycle: tuple[SearchStep, ...]
+    """The steps of local search that effort 1 buys."""
     budget: float
-    """What each start may spend, about a nanosecond a unit."""
+    """What a search may spend in a step of budget 1, about a nanosecond a unit."""
     published: tuple[str, ...] | None
     """Published planners whose complete plans are tried too: those that take little time. None
     stands for all of them."""
@@ -89,6 +115,14 @@ _HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 1))
 _VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 1))
 
 
+_FROM_BEST = (SearchStep(Starts.DIFFERENT, 1.0),)
+_MIXED = (
+    SearchStep(Starts.DIFFERENT, 0.5),
+    SearchStep(Starts.PLAIN, 0.25),
+    SearchStep(Starts.PLAIN, 0.25),
+    SearchStep(Starts.DIFFERENT, 1.0),
+)
+
 _QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
 _QUICKEST = ("data-parallel", "1f1b")
 
@@ -101,18 +135,18 @@ TABLE = tuple(
         max_layers=max_layers,
         tries_partitions=max_devices <= 64,
         proves_relaxed=max_devices <= 128,
-        num_starts=num_starts,
+        cycle=cycle,
         budget=budget,
         published=published,
     )
-    for max_devices, steps, num_candidates, max_layers, num_starts, budget, published in (
-        (8, _SMALL, 10, 256, 4, 6e6, None),
-        (16, _MEDIUM, 5, 256, 4, 10e6, None),
-        (32, _MEDIUM, 5, 256, 4, 25e6, _QUICK),
-        (64, _LARGE, 5, 256, 4, 25e6, _QUICK),
-        (128, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
-        (256, _HUGE, 5, 64, 4, 100e6, _QUICKEST),
-        (inf, _VAST, 5, 64, 2, 150e6, _QUICKEST),
+    for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
+        (8, _SMALL, 10, 256, _FROM_BEST, 6e6, None),
+        (16, _MEDIUM, 5, 256, _MIXED, 30e6, None),
+        (32, _MEDIUM, 5, 256, _MIXED, 30e6, _QUICK),
+        (64, _LARGE, 5, 256, _MIXED, 40e6, _QUICK),
+        (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
+        (256, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
+        (inf, _VAST, 5, 64, _FROM_BEST, 75e6, _QUICKEST),
     )
 )
 
@@ -121,9 +155,13 @@ MAX_PUBLISHED_LAYERS = 128
 take the square of the layers or more."""
 MAX_CLASS_DEVICES = 24
 """Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
-MAX_SET_TRIPLES, MAX_SET_STEPS = 300_000, 64e6
-"""How many triples of sets, and of these times layers, planning on sets is worth its time for: up
-to nine devices that all differ, or two hosts of eight equal ones."""
+MAX_SET_TRIPLES, MAX_SET_STEPS, SET_STEPS_PER_LAYER = 300_000, 2e9, 1.8
+"""How many triples of sets, and of these times layers^1.8, planning on sets is worth its time for:
+up to nine devices that all differ, or two hosts of eight equal ones. Its time was measured to grow
+like that, about a nanosecond a step."""
+MAX_PARTITION_STEPS = 2.5e6
+"""Layers times devices squared up to which the paper's partitions are made of all layers, and so
+`best` is never slower than `spp`: 600 layers on 64 devices. Beyond, of merged ones."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 
