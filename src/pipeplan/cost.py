@@ -123,6 +123,7 @@ class CostModel:
             latency_ms=np.ascontiguousarray(self.latency_ms_DD),
             half_duplex=self.half_duplex,
             num_microbatches=num_microbatches,
+            microbatch_size=self.model.microbatch_size,
             max_replicas=self.max_replicas,
         )
 

@@ -49,7 +49,7 @@ class Problem {
             std::fill(links.bytes_per_ms.begin(), links.bytes_per_ms.end(), 1e6);
             std::fill(links.latency_ms.begin(), links.latency_ms.end(), 0.0);
         }
-        return Instance(layers, links, below(2) == 0, 1 + below(12),
+        return Instance(layers, links, below(2) == 0, 1 + below(12), 1 + below(9),
                         1 + below(static_cast<int>(V)));
     }
 

@@ -81,6 +81,7 @@ def fuzz_once(rng) -> None:
             latency_ms=wrong_floats(rng, wrong_shape(rng, D, D)),
             half_duplex=bool(number(True, False)),
             num_microbatches=int(number(M, 0, -1, 2**31 - 1, 2**40)),
+            microbatch_size=int(number(4, 1, 0, -1, 2**31 - 1)),
             max_replicas=int(number(D, 0, 1, -5)),
         )
 
@@ -185,7 +186,7 @@ def test_too_little_memory_is_an_exception_in_worker_threads_too():
             forward_ms=np.ones(L), backward_ms=np.ones(L), output_bytes=np.ones(L),
             gradient_bytes=np.ones(L), parameter_bytes=np.ones(L), speed=np.ones(D),
             bytes_per_ms=np.ones((D, D)), latency_ms=np.zeros((D, D)), half_duplex=False,
-            num_microbatches=8, max_replicas=D,
+            num_microbatches=8, microbatch_size=8, max_replicas=D,
         )
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000,) * 2)

@@ -40,6 +40,7 @@ class Instance:
         latency_ms: Floats,
         half_duplex: bool,
         num_microbatches: int,
+        microbatch_size: int,
         max_replicas: int,
     ) -> None: ...
     def on_devices(self, order: Sequence[int]) -> Instance:

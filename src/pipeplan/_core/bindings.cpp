@@ -86,7 +86,7 @@ void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vecto
 void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
                         Vector gradient_bytes, Vector parameter_bytes, Vector speed,
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
-                        int num_microbatches, int max_replicas) {
+                        int num_microbatches, int microbatch_size, int max_replicas) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes)};
     const std::size_t V = speed.shape(0);
@@ -94,7 +94,7 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
         require(matrix->shape(0) == V && matrix->shape(1) == V, "links: a row and a column a device");
     DeviceLinks links{to_vector(speed), to_vector(bytes_per_ms), to_vector(latency_ms)};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
-                        max_replicas);
+                        microbatch_size, max_replicas);
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
@@ -286,7 +286,7 @@ NB_MODULE(_kernels, m) {
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
-             "max_replicas"_a)
+             "microbatch_size"_a, "max_replicas"_a)
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);

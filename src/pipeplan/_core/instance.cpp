@@ -53,12 +53,29 @@ std::vector<double> prefix_sums(const std::vector<double>& values) {
     return sums;
 }
 
+RangeSums::RangeSums(const std::vector<double>& values)
+    : size_(values.size()), tree_(2 * values.size(), 0.0) {
+    std::copy(values.begin(), values.end(), tree_.begin() + size_);
+    for (std::size_t k = size_; k-- > 1;) tree_[k] = tree_[2 * k] + tree_[2 * k + 1];
+}
+
+double RangeSums::operator()(int first, int end) const {
+    double sum = 0.0;
+    for (std::size_t a = size_ + first, b = size_ + end; a < b; a /= 2, b /= 2) {
+        if (a % 2) sum += tree_[a++];
+        if (b % 2) sum += tree_[--b];
+    }
+    return sum;
+}
+
 Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,
-                   int max_replicas_)
+                   int microbatch_size_, int max_replicas_)
     : num_layers(checked_count(layers.forward_ms.size(), kMaxLayers, "layers")),
       num_devices(checked_count(links.speed.size(), kMaxDevices, "devices")),
       num_microbatches(checked_count(std::max(num_microbatches_, 0), kMaxMicrobatches,
                                      "num_microbatches")),
+      microbatch_size(checked_count(std::max(microbatch_size_, 0), std::numeric_limits<int>::max(),
+                                    "microbatch_size")),
       half_duplex(half_duplex_),
       max_replicas(checked_count(std::max(max_replicas_, 0), std::numeric_limits<int>::max(),
                                  "max_replicas")),
@@ -66,7 +83,8 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       gradient_bytes(checked(layers.gradient_bytes, num_layers, "gradient_bytes")),
       forward_sum(prefix_sums(checked(layers.forward_ms, num_layers, "forward_ms"))),
       backward_sum(prefix_sums(checked(layers.backward_ms, num_layers, "backward_ms"))),
-      parameter_sum(prefix_sums(checked(layers.parameter_bytes, num_layers, "parameter_bytes"))),
+      forward_ms(layers.forward_ms), backward_ms(layers.backward_ms),
+      parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
       bytes_per_ms(checked(without_diagonal(std::move(links.bytes_per_ms), num_devices),
                            static_cast<std::size_t>(num_devices) * num_devices, "bytes_per_ms")),
@@ -97,7 +115,8 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
             links.latency_ms[a * size + b] = latency_ms[at(order[a], order[b])];
         }
     }
-    return Instance(layers_, std::move(links), half_duplex, num_microbatches, max_replicas);
+    return Instance(layers_, std::move(links), half_duplex, num_microbatches, microbatch_size,
+                    max_replicas);
 }
 
 PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,

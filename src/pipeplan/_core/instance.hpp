@@ -20,15 +20,29 @@ struct DeviceLinks {
     std::vector<double> latency_ms;    // [devices][devices]
 };
 
-// Sums over the first l values, for l from 0 to their number.
+// Sums over the first l values, for l from 0 to their number. The difference of two of them is no
+// sum of the values between: small ones vanish beside large ones. Use RangeSums for that.
 std::vector<double> prefix_sums(const std::vector<double>& values);
+
+// Sums of neighbouring values, by adding only: each is right to a few units in its last place.
+// A binary tree over the values; O(log n) for each sum.
+class RangeSums {
+  public:
+    explicit RangeSums(const std::vector<double>& values);
+    double operator()(int first, int end) const;
+    double value(int index) const { return tree_[size_ + index]; }
+
+  private:
+    std::size_t size_;
+    std::vector<double> tree_;  // node k holds the sum of nodes 2k and 2k + 1; leaves from size_ on
+};
 
 // A chain of layers, and devices in the order that the caller chose.
 class Instance {
   public:
     // Throws std::invalid_argument where sizes differ or a number cannot be.
     Instance(LayerCosts layers, DeviceLinks links, bool half_duplex, int num_microbatches,
-             int max_replicas);
+             int microbatch_size, int max_replicas);
 
     // The same with these devices only, in this order.
     Instance on_devices(const std::vector<int>& order) const;
@@ -40,10 +54,12 @@ class Instance {
     const int num_layers;
     const int num_devices;
     const int num_microbatches;
+    const int microbatch_size;  // samples
     const bool half_duplex;
     const int max_replicas;  // no stage may have more devices
     const std::vector<double> output_bytes, gradient_bytes;            // [layers]
-    const std::vector<double> forward_sum, backward_sum, parameter_sum;  // [layers + 1], prefix sums
+    const std::vector<double> forward_sum, backward_sum;               // [layers + 1], prefix sums
+    const RangeSums forward_ms, backward_ms, parameter_bytes;          // of layers [first, end)
     const std::vector<double> speed;                                   // [devices]
     const std::vector<double> bytes_per_ms, latency_ms;                // [devices][devices]
 

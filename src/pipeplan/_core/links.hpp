@@ -23,11 +23,40 @@ inline Link link_between(const Instance& in, int u, int v) {
     return {in.latency_ms[forth], 1.0 / in.bytes_per_ms[forth]};
 }
 
+// The parts of a microbatch that the devices of a stage take.
+//
+// Planning gives every device the same part. A lower bound speaks also of plans in which devices
+// take whole samples, as evenly as can be: where k devices do not divide the samples, some have one
+// sample more, and these may be the faster ones.
+struct Shares {
+    double even;          // 1 / k
+    double least;         // no device takes less
+    double compute_rate;  // no stage computes in less than its work times this
+};
+
+inline Shares even_shares(int num_devices, double slowest_speed) {
+    const double even = 1.0 / num_devices;
+    return {even, even, even / slowest_speed};
+}
+
+// For lower bounds, where `total_speed` is that of all devices of the set together.
+inline Shares whole_or_even_shares(const Instance& in, int num_devices, double slowest_speed,
+                                   double total_speed) {
+    const Shares even = even_shares(num_devices, slowest_speed);
+    const int samples = in.microbatch_size / num_devices;
+    if (samples == 0 || in.microbatch_size % num_devices == 0) return even;
+    const double least = static_cast<double>(samples) / in.microbatch_size;
+    const double rate = std::max(least / slowest_speed, 1.0 / total_speed);
+    return {even.even, least, std::min(rate, even.compute_rate)};
+}
+
 // The undominated links of a set. The first few live inside, so that most sets need no heap.
 class LinkSet {
   public:
     void insert(Link link) {
         if (link.latency_ms == kInfinity) connected_ = false;
+        best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
+        best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
         for (int i = 0; i < size_; ++i) {
             const Link& kept = at(i);
             if (kept.latency_ms >= link.latency_ms && kept.ms_per_byte >= link.ms_per_byte) return;
@@ -44,12 +73,25 @@ class LinkSet {
     void insert(const LinkSet& other) {
         connected_ = connected_ && other.connected_;
         for (int i = 0; i < other.size_; ++i) insert(other.at(i));
+        insert_best(other.best_);
     }
     double transfer_ms(double bytes_per_pair) const {
         double longest = 0.0;
         for (int i = 0; i < size_; ++i)
             longest = std::max(longest, at(i).latency_ms + bytes_per_pair * at(i).ms_per_byte);
         return longest;
+    }
+    // The same where each pair carries at least `least` bytes and some pair at least `even`, which
+    // may be the best pair of all.
+    double transfer_ms(double least, double even) const {
+        const double slowest = transfer_ms(least);
+        if (least == even) return slowest;
+        return std::max(slowest, best_.latency_ms + even * best_.ms_per_byte);
+    }
+    // Some pair may be as good as this one.
+    void insert_best(Link link) {
+        best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
+        best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
     }
     bool connected() const { return connected_; }
 
@@ -61,6 +103,7 @@ class LinkSet {
     std::vector<Link> more_;
     int size_ = 0;
     bool connected_ = true;
+    Link best_{kInfinity, kInfinity};  // the least latency and the fastest rate of any pair
 };
 
 struct Range {

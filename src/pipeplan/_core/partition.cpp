@@ -40,9 +40,11 @@ class Table {
   public:
     Table(const Instance& in, double limit_ms, Control& control)
         : in_(in), L_(in.num_layers), V_(in.num_devices), limit_ms_(limit_ms), control_(control),
-          intervals_(in), work_ms_(L_ + 1, 0.0), parameter_bytes_(in.parameter_sum),
-          speed_behind_(V_ + 1, 0.0) {
-        for (int l = 0; l <= L_; ++l) work_ms_[l] = in.forward_sum[l] + in.backward_sum[l];
+          intervals_(in), work_ms_(L_), work_behind_ms_(L_ + 1, 0.0), speed_behind_(V_ + 1, 0.0) {
+        for (int l = L_; l-- > 0;) {
+            work_ms_[l] = in.forward_ms.value(l) + in.backward_ms.value(l);
+            work_behind_ms_[l] = work_behind_ms_[l + 1] + work_ms_[l];
+        }
         for (int u = V_; u-- > 0;) speed_behind_[u] = speed_behind_[u + 1] + in.speed[u];
         std::vector<int> sizes(V_);
         std::iota(sizes.begin(), sizes.end(), 1);
@@ -164,7 +166,7 @@ class Table {
         const double M = in_.num_microbatches;
         const double most = limit_ms_ * speed_behind_[i] * (1 + 1e-9);  // a tie is within
         int l = x;
-        while (l < L_ && M * (work_ms_[L_] - work_ms_[l]) > most) ++l;
+        while (l < L_ && M * work_behind_ms_[l] > most) ++l;
         return l;
     }
 
@@ -177,11 +179,13 @@ class Table {
         std::vector<Index> cut(L_ + 1, -1), behind(L_ + 1, -1);
         int first = 0, end = 0;
         for (int l = first_layer_within_limit(x, j + r); l <= L_; ++l) {
-            double best = kInfinity;
+            double best = kInfinity, work_ms = 0.0, parameter_bytes = 0.0;
             int best_cut = -1;
             for (int k = l - 1; k >= x - 1; --k) {
-                const double stage = per_work * (work_ms_[l] - work_ms_[k]) + ring.fixed_ms +
-                                     ring.ms_per_byte * (parameter_bytes_[l] - parameter_bytes_[k]);
+                work_ms += work_ms_[k];
+                parameter_bytes += in_.parameter_bytes.value(k);
+                const double stage =
+                    per_work * work_ms + ring.fixed_ms + ring.ms_per_byte * parameter_bytes;
                 if (stage >= best || stage > limit_ms_) break;
                 const double value = std::max(stage, before[k]);
                 if (value < best) best = value, best_cut = k;
@@ -204,8 +208,9 @@ class Table {
     const IntervalTable intervals_;
     std::vector<ChannelTable> channels_;                               // [j]
     mutable std::vector<std::vector<std::vector<double>>> channel_ms_;  // [j][(r', r)][l], as needed
-    std::vector<double> work_ms_, parameter_bytes_;  // prefix sums
-    std::vector<double> speed_behind_;               // [devices + 1], suffix sums
+    std::vector<double> work_ms_;         // [layers], forward and backward
+    std::vector<double> work_behind_ms_;  // [layers + 1], suffix sums
+    std::vector<double> speed_behind_;    // [devices + 1], suffix sums
     std::vector<std::vector<Row>> levels_;           // [stages - 1][(i, r)]
 };
 

@@ -27,11 +27,9 @@ inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
     const Ring ring = make_ring(in, k, slowest, latency_ms);
     if (!ring.connected) return false;
     const double rate = 1.0 / (k * speed);
-    const auto sum = [&](const std::vector<double>& sums) {
-        return sums[end_layer] - sums[first_layer];
-    };
-    costs = {rate * sum(in.forward_sum), rate * sum(in.backward_sum),
-             ring.fixed_ms + ring.ms_per_byte * sum(in.parameter_sum)};
+    costs = {rate * in.forward_ms(first_layer, end_layer),
+             rate * in.backward_ms(first_layer, end_layer),
+             ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
     return true;
 }
 

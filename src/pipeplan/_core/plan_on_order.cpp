@@ -22,10 +22,9 @@ class OrderTopology {
         return sizes_[option] <= V_ - node ? node + sizes_[option] : -1;
     }
     int detach(int node, int option) const { return node - sizes_[option]; }
-    int option_size(int, int option) const { return sizes_[option]; }
     DeviceSet set(int node, int option) const {
         const int r = sizes_[option], first = V_ - node - r;
-        return {r, intervals_.slowest_speed(first, r), intervals_.ring(first, r)};
+        return {r, even_shares(r, intervals_.slowest_speed(first, r)), intervals_.ring(first, r)};
     }
     // Links are needed at one node at a time; all at once would take V^3 of memory.
     void enter(int node) { channels_ = std::make_unique<ChannelTable>(in_, V_ - node, sizes_); }

@@ -28,7 +28,6 @@ class SetTopology {
     bool may_end(int node) const { return node == 0; }
     int attach(int node, int option) const { return option == 0 ? -1 : sum_[pair(node, option)]; }
     int detach(int node, int option) const { return difference_[pair(node, option)]; }
-    int option_size(int, int option) const { return device_sets_[option].num_devices; }
     DeviceSet set(int, int option) const { return device_sets_[option]; }
     void enter(int) {}
     LinkPair links(int, int option, int next) const {
@@ -79,9 +78,9 @@ class SetTopology {
         links_.resize(sum_.size());
         speed_.assign(N, 0.0);
         for (int a = 0; a < N; ++a) {
-            device_sets_.push_back(device_set(sets_[a]));
             for (std::size_t c = 0; c < members_.size(); ++c)
                 speed_[a] += sets_[a][c] * in_.speed[members_[c][0]];
+            device_sets_.push_back(device_set(sets_[a], speed_[a]));
         }
         std::vector<int> index_of(encode_limit(), -1);
         for (int a = 0; a < N; ++a) index_of[encode(sets_[a])] = a;
@@ -132,7 +131,7 @@ class SetTopology {
         return links;
     }
 
-    DeviceSet device_set(const Counts& counts) const {
+    DeviceSet device_set(const Counts& counts, double total_speed) const {
         const int k = std::accumulate(counts.begin(), counts.end(), 0);
         double speed = kInfinity, slowest = kInfinity, latency_ms = 0.0;
         for (std::size_t c = 0; c < counts.size(); ++c) {
@@ -145,7 +144,9 @@ class SetTopology {
                 latency_ms = std::max(latency_ms, in_.latency_ms[in_.at(u, v)]);
             }
         }
-        return {k, speed, make_ring(in_, k, slowest, latency_ms)};
+        if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}};
+        return {k, whole_or_even_shares(in_, k, speed, total_speed),
+                make_ring(in_, k, slowest, latency_ms)};
     }
 
     const Instance& in_;

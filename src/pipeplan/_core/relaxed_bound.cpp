@@ -48,6 +48,7 @@ class RelaxedTopology {
                 if (u != v) least_latency_ms_ = std::min(least_latency_ms_, in.latency_ms[at(u, v)]);
         total_speed_.assign(V_ + 1, 0.0);
         for (int u = 0; u < V_; ++u) total_speed_[u + 1] = total_speed_[u] + speeds_[u];
+        for (std::size_t k = 0; k < largest_.size(); ++k) shares_.push_back(shares_of(k));
         tabulate_rings();
         tabulate_links();
     }
@@ -58,9 +59,8 @@ class RelaxedTopology {
         return node + smallest_[option] <= V_ ? node + smallest_[option] : -1;
     }
     int detach(int node, int option) const { return node - smallest_[option]; }
-    int option_size(int, int option) const { return largest_[option]; }
     DeviceSet set(int, int option) const {
-        return {largest_[option], speeds_[smallest_[option] - 1], rings_[option]};
+        return {largest_[option], shares_[option], rings_[option]};
     }
     void enter(int) {}
     LinkPair links(int, int option, int next) const {
@@ -70,6 +70,18 @@ class RelaxedTopology {
     double head_speed(int node) const { return total_speed_[V_ - node]; }
 
   private:
+    // The least that any size of the group allows.
+    Shares shares_of(std::size_t option) const {
+        const double fastest = speeds_[smallest_[option] - 1];
+        Shares least = even_shares(largest_[option], fastest);
+        for (int k = smallest_[option]; k <= largest_[option]; ++k) {
+            const Shares one = whole_or_even_shares(in_, k, fastest, total_speed_[k]);
+            least.least = std::min(least.least, one.least);
+            least.compute_rate = std::min(least.compute_rate, one.compute_rate);
+        }
+        return least;
+    }
+
     std::size_t at(int u, int v) const { return static_cast<std::size_t>(u) * V_ + v; }
 
     template <class Combine>
@@ -139,9 +151,12 @@ class RelaxedTopology {
                 }
             }
         }
-        for (std::size_t k = 0; k < links_.size(); ++k)
+        const double best = *std::max_element(rate.begin(), rate.end());
+        for (std::size_t k = 0; k < links_.size(); ++k) {
             links_[k].insert(fastest[k] > 0 ? Link{least_latency_ms_, 1.0 / fastest[k]}
                                             : Link{kInfinity, 0.0});
+            if (best > 0) links_[k].insert_best({least_latency_ms_, 1.0 / best});
+        }
     }
 
     std::vector<std::vector<int>> components(const std::vector<double>& rate, double level) const {
@@ -176,6 +191,7 @@ class RelaxedTopology {
     std::vector<double> speeds_;       // falling
     std::vector<double> total_speed_;  // of the fastest k devices
     double least_latency_ms_;
+    std::vector<Shares> shares_;       // [option]
     std::vector<Ring> rings_;          // [option]
     std::vector<LinkSet> links_;       // [option][option]
 };

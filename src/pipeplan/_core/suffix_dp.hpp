@@ -12,7 +12,6 @@
 //   int attach(node, option): the node that results, or -1
 //   DeviceSet set(node, option): what the option is there
 //   int detach(node, option): the node without its first set
-//   int option_size(node, option): the number of devices that share a microbatch
 //   void enter(node): called before anything is put in front of the node
 //   LinkPair links(node, option, next_option): the channel from the option to the node's first set
 //   double head_speed(node): the summed speed of all devices that could still stand in front
@@ -31,10 +30,10 @@
 
 namespace pipeplan {
 
-// What decides the times of a set of devices under even shares.
+// What decides the times of a set of devices.
 struct DeviceSet {
     int num_devices;
-    double slowest_speed;
+    Shares shares;
     Ring ring;
 };
 
@@ -67,7 +66,7 @@ class SuffixDp {
         : in_(in), topology_(topology), limits_(limits), overflow_(overflow), pool_(pool),
           control_(control), L_(in.num_layers), M_(in.num_microbatches),
           limit_ms_(limits.limit_ms * (1 + 1e-9)), forward_(in.forward_sum),
-          backward_(in.backward_sum), parameters_(in.parameter_sum),
+          backward_(in.backward_sum),
           rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {}
 
     DpResult run() {
@@ -124,7 +123,7 @@ class SuffixDp {
         if (!any_behind && !may_end) return;
         const int new_node = topology_.attach(node, option);
         const double head_speed = topology_.head_speed(new_node);
-        const double rate = 1.0 / (set.num_devices * set.slowest_speed);
+        const double rate = set.shares.compute_rate;
         bool any = false;
         for (int l = 0; l < L_; ++l) {
             Front<Suffix>& front = work.fronts[l];
@@ -144,10 +143,13 @@ class SuffixDp {
                     return;
                 front.insert(value, origin, limits_.capacity, overflow_);
             };
+            double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
             for (int cut = l + 1; cut <= L_; ++cut) {
-                const StageCosts stage{
-                    rate * (forward_[cut] - forward_[l]), rate * (backward_[cut] - backward_[l]),
-                    set.ring.fixed_ms + set.ring.ms_per_byte * (parameters_[cut] - parameters_[l])};
+                forward_ms += in_.forward_ms.value(cut - 1);
+                backward_ms += in_.backward_ms.value(cut - 1);
+                parameter_bytes += in_.parameter_bytes.value(cut - 1);
+                const StageCosts stage{rate * forward_ms, rate * backward_ms,
+                                       set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
                 if (M_ * (stage.forward + stage.backward) + stage.all_reduce + head_forward >
                     limit_ms_)
                     break;  // it only grows with the cut
@@ -183,13 +185,14 @@ class SuffixDp {
             control_.check();
             const LinkPair links = topology_.links(node, option, next);
             if (!links.forward->connected()) continue;
-            const double part = 1.0 / (static_cast<double>(set.num_devices) *
-                                       topology_.option_size(node, next));
+            const Shares &mine = set.shares, &theirs = topology_.set(topology_.detach(node, next), next).shares;
+            const double least = mine.least * theirs.least, even = mine.even * theirs.even;
             for (int cut = 1; cut < L_; ++cut) {
                 if (rest.begin[cut] == rest.begin[cut + 1]) continue;
+                const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
                 const ChannelCosts channel{
-                    links.forward->transfer_ms(part * in_.output_bytes[cut - 1]),
-                    links.backward->transfer_ms(part * in_.gradient_bytes[cut - 1])};
+                    links.forward->transfer_ms(least * output, even * output),
+                    links.backward->transfer_ms(least * gradient, even * gradient)};
                 if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
                 // All layers before the cut still have to run in front, this stage included.
                 const double head_forward = forward_[cut] / head_speed;
@@ -257,7 +260,7 @@ class SuffixDp {
     const int L_;
     const double M_;
     const double limit_ms_;
-    const std::vector<double>&forward_, &backward_, &parameters_;  // prefix sums
+    const std::vector<double>&forward_, &backward_;  // prefix sums
     std::vector<Row> rows_;                                // [node][option]
 };
 
