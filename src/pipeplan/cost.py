@@ -18,7 +18,7 @@ from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median"]
+__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median", "prefix_sums"]
 
 Floats = NDArray[np.float64]
 
@@ -65,10 +65,16 @@ class PipelineCosts:
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one. `np.median` would import more than a small pipeline takes to plan."""
+    """The median. `np.median` imports so much that it takes longer than planning a small case."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return float((ordered[middle] + ordered[-1 - middle]) / 2)
+
+
+def prefix_sums(values: Floats) -> Floats:
+    """Along the last axis the sums of the first k values, for k from 0 to their number."""
+    zeros = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate((zeros, values.cumsum(axis=-1)), axis=-1)
 
 
 class CostModel:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cost import CostModel, Floats
+from pipeplan.cost import CostModel, Floats, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.baselines.cuts import Split, balanced_ends, stages_from_ends
 from pipeplan.planning.baselines.view import ClusterView, execute, fastest, range_sums, view_cluster
@@ -84,13 +84,13 @@ def pipeline_latency_ms(
     cases = np.arange(num_cases)
     work = forward_ms_KS + backward_ms_KS
     steady = (num_microbatches - 1) * work
-    before = np.concatenate((np.zeros((num_cases, 1)), work.cumsum(axis=1)), axis=1)
+    before = prefix_sums(work)
     pivot = np.full(num_cases, num_stages - 1)
     for s in range(num_stages - 2, -1, -1):
         between = before[cases, pivot] - before[:, s + 1]
         pivot = np.where(steady[:, s] > steady[cases, pivot] + between, s, pivot)
     warm_up = forward_ms_KS.cumsum(axis=1)[cases, pivot]
-    returned = np.concatenate((np.zeros((num_cases, 1)), backward_ms_KS.cumsum(axis=1)), axis=1)
+    returned = prefix_sums(backward_ms_KS)
     to_pivot = returned[cases, pivot + 1][:, None] - returned[:, :-1]
     from_pivot = returned[:, 1:] - returned[cases, pivot][:, None]
     is_front = np.arange(num_stages)[None, :] <= pivot[:, None]
@@ -335,7 +335,7 @@ def _best_of_two(cost: CostModel, view: ClusterView, num_microbatches: int) -> S
     num_layers, num_devices = len(cost.forward_ms_L), view.num_devices
     cuts = np.arange(1, num_layers)
     sums = [
-        np.concatenate(([0.0], np.cumsum(values)))
+        prefix_sums(values)
         for values in (cost.forward_ms_L, cost.backward_ms_L, cost.parameter_bytes_L)
     ]
     best_cut, best_front, best_ms = 0, tuple[int, ...](), np.inf

@@ -23,7 +23,7 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import CostModel, Floats, median
+from pipeplan.cost import CostModel, Floats, median, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import SCHEDULES
@@ -112,8 +112,8 @@ def chained_ranks(cost: CostModel) -> tuple[int, ...]:
 
 def range_sums(values_L: Floats) -> Floats:
     """Entry [i, j] is the sum over layers i..j-1; zero where j <= i. Shape [L + 1, L + 1]."""
-    prefix = np.concatenate(([0.0], np.cumsum(values_L)))
-    sums: Floats = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
+    before = prefix_sums(values_L)
+    sums: Floats = np.maximum(before[None, :] - before[:, None], 0.0)
     return sums
 
 
