@@ -1,4 +1,4 @@
-"""The best plan so far, and a pool of good ones to search from."""
+"""The best plan so far, and a pool of good plans from which local search starts."""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,12 +16,12 @@ __all__ = ["Incumbent"]
 WORTH_ALL_RULES = 1.03
 """A plan within this factor of the best under PE is tried under every rule."""
 REALLY_FASTER = 1 - 1e-12
-"""By less than this, two plans take the same time, and the first one stays."""
+"""A plan replaces the best one only if it is faster by this factor; ties keep the first."""
 
 
 @dataclass(slots=True)
 class Incumbent:
-    """Keeps the fastest plan of all that it is shown; ties go to the first."""
+    """Keeps the fastest of all plans offered to it; ties go to the first."""
 
     cost: CostModel
     num_microbatches: int
@@ -29,12 +29,12 @@ class Incumbent:
     iteration_ms: float = np.inf
     _stages: tuple[Stage, ...] = ()
     _rule: str = ""
-    """The schedule of the best plan; empty where `_draft` brought its own."""
+    """The schedule of the best plan; empty if `_draft` is the best plan."""
     _draft: Draft | None = None
     _pool: dict[tuple[Stage, ...], float] = field(default_factory=dict)
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
-        """Consider stages under the whole portfolio; those that lack a path are passed over."""
+        """Try the stages under all schedules of the portfolio, unless a path is missing."""
         if stages in self._pool:
             return
         placed = placed_plan(self.instance, stages)
@@ -46,15 +46,15 @@ class Incumbent:
             self._keep(stages, rule, iteration_ms)
 
     def offer_found(self, placed: _core.PlacedPlan, rule: int, iteration_ms: float) -> None:
-        """Consider what local search found, with the rule and the time that it found."""
+        """Take a plan that local search found, with its schedule and its time."""
         stages = placed_stages(placed)
         self._pool[stages] = min(iteration_ms, self._pool.get(stages, np.inf))
         self._keep(stages, PORTFOLIO[rule], iteration_ms)
 
     def offer_draft(self, draft: Draft) -> None:
-        """Consider a complete plan, stages and schedule."""
+        """Take a complete plan, with its own schedule."""
         if any(stage.shares is not None or stage.recompute for stage in draft.stages):
-            return  # the bound that comes with the result speaks of even shares
+            return  # the bound of the result holds for even shares only
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
         self.offer(draft.stages)
@@ -62,7 +62,7 @@ class Incumbent:
             self._draft = draft
 
     def pool(self, count: int) -> list[_core.PlacedPlan]:
-        """The best different plans seen, as kernels read them; the best one first."""
+        """The best `count` different plans so far, as kernels read them; the best one first."""
         ranked = sorted(self._pool, key=lambda stages: self._pool[stages])
         if self._stages in self._pool:
             ranked.remove(self._stages)

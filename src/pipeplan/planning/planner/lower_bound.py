@@ -1,12 +1,13 @@
-"""How fast any plan at all could be: the certificate that comes with a plan.
+"""Lower bounds on the time of all plans: the certificate that comes with a plan.
 
-Three bounds, each valid for every plan with even shares and without recomputation
+There are three. Each holds for every plan with even shares and without recomputation
 (docs/theory.md has the proofs):
 
 - exact-sets: the least fixed-plan bound over all cuts and all sets of devices
-  (`_core/plan_on_sets.cpp`), up to where its states can be counted;
-- relaxed: the same with links as good as the sizes of sets allow (`_core/relaxed_bound.cpp`);
-- work: all the work over all the speed there is.
+  (`_core/plan_on_sets.cpp`); for small clusters only;
+- relaxed: the same, but it knows only the number of devices in a set, and takes the best links that
+  a set of this size could have (`_core/relaxed_bound.cpp`);
+- work: all work divided by the speed of all devices together.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pipeplan.cost import CostModel
 __all__ = ["bucket_sizes", "relaxed_bound_ms", "work_bound_ms"]
 
 EXACT_SIZES_UPTO = 32
-"""More devices than this, and set sizes are taken in groups."""
+"""Up to this number of devices every set size counts by itself; beyond, in groups."""
 
 
 def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
@@ -31,7 +32,7 @@ def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
 def relaxed_bound_ms(
     instance: _core.Instance, limit_ms: float, num_threads: int, deadline: float = np.inf
 ) -> float:
-    """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
+    """The bound from optimistic links; at most `limit_ms`, the time of a known plan."""
     num_devices = instance.num_devices
     capacity = 8 if num_devices <= EXACT_SIZES_UPTO else 1
     buckets = np.array(bucket_sizes(num_devices), dtype=np.int32)
@@ -39,7 +40,7 @@ def relaxed_bound_ms(
 
 
 def bucket_sizes(num_devices: int) -> Sequence[int]:
-    """The largest sizes of the groups in which set sizes are taken: one each, wider beyond 8."""
+    """The largest set size of each group; groups of one size up to 8, wider ones beyond."""
     if num_devices <= EXACT_SIZES_UPTO:
         return range(1, num_devices + 1)
     sizes = list(range(1, 9))
