@@ -1,4 +1,5 @@
-// What planning kernels read. Both classes check themselves when they are made, so kernels need not.
+// The input of planning kernels. Both classes validate themselves when they are made, so kernels do
+// not check them again.
 #pragma once
 #include <cstddef>
 #include <limits>
@@ -20,17 +21,17 @@ struct DeviceLinks {
     std::vector<double> latency_ms;    // [devices][devices]
 };
 
-// Sums over the first l values, for l from 0 to their number.
+// The sums of the first l values, for l from 0 to their number.
 std::vector<double> prefix_sums(const std::vector<double>& values);
 
 // A chain of layers, and devices in the order that the caller chose.
 class Instance {
   public:
-    // Throws std::invalid_argument where sizes differ or a number cannot be.
+    // Throws std::invalid_argument if sizes differ or a number is out of range.
     Instance(LayerCosts layers, DeviceLinks links, bool half_duplex, int num_microbatches,
              int max_replicas);
 
-    // The same with these devices only, in this order.
+    // The same instance with only these devices, in this order.
     Instance on_devices(const std::vector<int>& order) const;
 
     std::size_t at(int sender, int receiver) const {
@@ -51,19 +52,19 @@ class Instance {
     const LayerCosts layers_;
 };
 
-// A plan's stages: layers [end_layer[n-1], end_layer[n]) on the devices[n].
+// The stages of a plan: stage n has layers [end_layer[n-1], end_layer[n]) on devices[n].
 class PlacedPlan {
   public:
     PlacedPlan() = default;
-    // Throws std::invalid_argument unless the stages cover all layers in order, on devices that the
-    // instance has, each of which serves one stage.
+    // Throws std::invalid_argument unless the stages cover all layers in order, and each device is
+    // known and serves at most one stage.
     PlacedPlan(const Instance& instance, std::vector<int> end_layer,
                std::vector<std::vector<int>> devices);
 
     const std::vector<int>& end_layer() const { return end_layer_; }
     const std::vector<std::vector<int>>& devices() const { return devices_; }
     int num_stages() const { return static_cast<int>(end_layer_.size()); }
-    // Whether it was made for an instance of this many layers and devices.
+    // Whether the plan was made for an instance with as many layers and devices.
     bool fits(const Instance& instance) const {
         return num_layers_ == instance.num_layers && num_devices_ == instance.num_devices;
     }
@@ -74,9 +75,9 @@ class PlacedPlan {
     int num_layers_ = 0, num_devices_ = 0;
 };
 
-// For each device the number of its class, from 0. Exchanging two devices of a class changes no
-// speed, no link and no latency. Being exchangeable is transitive, so each device is compared with
-// one of each class: O(devices^2) for each class.
+// For each device the number of its class, from 0. If two devices of a class are exchanged, no
+// speed, no link and no latency changes. This relation is transitive, so each device is compared
+// with only one device of each class: O(devices^2) for each class.
 std::vector<int> device_classes(const Instance& instance);
 
 }  // namespace pipeplan

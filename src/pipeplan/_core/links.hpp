@@ -1,8 +1,9 @@
 // Transfer times between two neighbouring device intervals of an order.
 //
-// A transfer of q bytes a pair takes the max over pairs of latency + q / bandwidth. Where
-// all pairs have one latency the slowest pair decides; in general the pairs that no other
-// pair dominates (longer latency and slower link) do. Real clusters have one or two of these.
+// A transfer of q bytes for each pair takes the maximum over pairs of latency + q / bandwidth. If
+// all pairs have the same latency, only the slowest pair matters. In general a pair matters unless
+// another pair dominates it (longer latency and slower link). Real clusters have one or two such
+// pairs.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +24,8 @@ inline Link link_between(const Instance& in, int u, int v) {
     return {in.latency_ms[forth], 1.0 / in.bytes_per_ms[forth]};
 }
 
-// The undominated links of a set. The first few live inside, so that most sets need no heap.
+// The undominated links of a set. The first few are stored in the object, so most sets need no
+// heap.
 class LinkSet {
   public:
     void insert(Link link) {
@@ -67,8 +69,8 @@ struct Range {
     int first, end;
 };
 
-// Inserts all links from one range of devices to another. Where all latencies
-// are alike, which is the rule, the slowest link alone is inserted: one pass over plain numbers.
+// Inserts all links from one range of devices to another. Usually all latencies are equal. Then
+// only the slowest link is inserted: one pass over plain numbers.
 inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links) {
     double slowest = kInfinity, shortest = kInfinity, longest = 0.0;
     for (int u = senders.first; u < senders.end; ++u) {
@@ -88,8 +90,9 @@ inline void insert_all(const Instance& in, Range senders, Range receivers, LinkS
         for (int v = receivers.first; v < receivers.end; ++v) links.insert(link_between(in, u, v));
 }
 
-// Both directions of the channel between the last a devices before a boundary and the first
-// b devices behind it, for all a and b of `sizes` (rising), by adding devices at the corner.
+// Both directions of the channel between the last a devices before a boundary and the first b
+// devices behind it, for all a and b of `sizes` (rising). Each entry adds the links of its new
+// devices to those of smaller entries.
 class ChannelTable {
   public:
     ChannelTable(const Instance& in, int boundary, const std::vector<int>& sizes)
@@ -108,13 +111,13 @@ class ChannelTable {
                 const Range receivers{boundary + (b ? sizes[b - 1] : 0), boundary + sizes[b]};
                 insert_all(in, senders, receivers, forward);
                 insert_all(in, receivers, senders, backward);
-                // Whatever has no way back is of no use.
+                // A channel needs both directions.
                 if (!forward.connected() || !backward.connected())
                     forward.insert(Link{kInfinity, 0.0}), backward.insert(Link{kInfinity, 0.0});
             }
         }
     }
-    // By the indices of the sizes.
+    // a and b are indices into `sizes`.
     const LinkSet& forward(int a, int b) const { return forward_[index(a, b)]; }
     const LinkSet& backward(int a, int b) const { return backward_[index(a, b)]; }
 
@@ -129,14 +132,14 @@ class ChannelTable {
     std::vector<LinkSet> forward_, backward_;
 };
 
-// Ring all-reduce over r consecutive devices that start at i: time = fixed + bytes * per_byte.
+// A ring all-reduce: time = fixed_ms + bytes * ms_per_byte.
 struct Ring {
     double fixed_ms;
     double ms_per_byte;
     bool connected;
 };
 
-// Not connected where a path is missing, or where there are more devices than a stage may have.
+// Not connected if a path is missing, or if there are more devices than a stage may have.
 inline Ring make_ring(const Instance& in, int num_devices, double slowest_bytes_per_ms,
                       double latency_ms) {
     const double k = num_devices;
@@ -146,8 +149,8 @@ inline Ring make_ring(const Instance& in, int num_devices, double slowest_bytes_
     return {2.0 * (k - 1) * latency_ms, 2.0 * (k - 1) / k / slowest_bytes_per_ms, true};
 }
 
-// Rings and slowest speeds of all intervals of an order. The links inside an interval are those
-// inside the two that are one shorter, and the one between its ends: O(V^2).
+// Rings and slowest speeds of all intervals of an order. The links inside an interval are the links
+// inside the two intervals that are one shorter, and the link between its ends: O(V^2).
 class IntervalTable {
   public:
     explicit IntervalTable(const Instance& in)
