@@ -187,6 +187,40 @@ def even_model(num_layers: int, forward_ms: float, backward_ms: float) -> ModelP
     )
 
 
+def model_of(*layers: tuple[float, float, float]) -> ModelProfile:
+    """Layers of (forward_ms, which is backward_ms too, output_bytes, parameter_bytes)."""
+    return ModelProfile(
+        name="m",
+        microbatch_size=64,
+        layers=tuple(
+            LayerProfile(
+                name=str(index),
+                forward_ms=work_ms,
+                backward_ms=work_ms,
+                output_bytes=output_bytes,
+                parameter_bytes=parameter_bytes,
+            )
+            for index, (work_ms, output_bytes, parameter_bytes) in enumerate(layers)
+        ),
+    )
+
+
+def even_plan(num_stages: int, num_microbatches: int, num_devices: int = 0) -> Plan:
+    """Equal stages of one layer and one device each, under 1F1B, without figures."""
+    model = even_model(num_stages, 1.0, 2.0)
+    cluster = flat_cluster(max(num_devices, num_stages))
+    stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(num_stages))
+    run = SCHEDULES["1f1b"](CostModel(model, cluster).pipeline_costs(stages), num_microbatches)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        microbatches=num_microbatches,
+        stages=stages,
+        schedule=Schedule.from_codes(run.order_SM2),
+        planner="1f1b",
+    )
+
+
 def flat_cluster(num_devices: int, bandwidth_gb_per_s: float = 1.0, **fields) -> Cluster:
     """Equal devices with equal links."""
     row = (bandwidth_gb_per_s,) * num_devices

@@ -5,13 +5,12 @@ result being written. The child is killed, then the sweep is run to its end, and
 to be the same bytes as that of a sweep that nobody disturbed.
 """
 
-import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
 
+from killing import kill_while
 from pipeplan import zoo
 from pipeplan.planning.sweep import backends
 from pipeplan.planning.sweep.backends import Backend
@@ -29,35 +28,23 @@ SPEC = SweepSpec(
 )
 
 
-def kill_once(cases: list, output: Path, seconds: float) -> None:
-    """Start a child that runs the sweep, again and again, and kill it after a while."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, b"x")
-        while True:
-            run_sweep(cases, output, backend=Backend(jobs=1))
-    os.read(reading, 1)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reading)
-    os.close(writing)
-
-
 def main(folder: Path, num_kills: int) -> None:
     cases = expand_cases(SPEC, zoo.model, lambda name, seed: zoo.cluster(name, seed=seed))
     outcomes = {case.index: run_case(case) for case in cases}
     backends.run_case = lambda case: outcomes[case.index]
     output = folder / "r.csv"
+
+    def sweep() -> None:
+        run_sweep(cases, output, backend=Backend(jobs=1))
+
     begin_s = time.monotonic()
-    run_sweep(cases, output, backend=Backend(jobs=1))
+    sweep()
     whole, took_s = output.read_bytes(), time.monotonic() - begin_s
     rng = random.Random(0)
     num_with_journal = 0
     for _ in range(num_kills):
         output.unlink(missing_ok=True)
-        kill_once(cases, output, rng.uniform(0, 1.5 * took_s))
+        kill_while(sweep, rng.uniform(0, 1.5 * took_s))
         assert not output.exists() or output.read_bytes() == whole
         num_with_journal += journal_path(output).exists()
         run_sweep(cases, output, backend=Backend(jobs=1))

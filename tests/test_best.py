@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from instances import even_model, random_cluster, random_costs, random_model, random_schedule
+from instances import (
+    even_model,
+    model_of,
+    random_cluster,
+    random_costs,
+    random_model,
+    random_schedule,
+)
 from oracles import compositions
 from pipeplan import _core, zoo
 from pipeplan.checker import check
@@ -24,7 +31,6 @@ from pipeplan.planning.planner.exact import all_placements, optimal_schedule
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
-from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from pipeplan.simulator import Preference, run_list, run_schedule
 
@@ -259,17 +265,7 @@ class TestBest:
         )
         # The free layer shrinks nothing: both cuts around it send the same.
         costs = [(10, 1e6, 1e9), (0, 1e6, 0), (10, 0, 1e9)]
-        layers = tuple(
-            LayerProfile(
-                name=str(index),
-                forward_ms=work,
-                backward_ms=work,
-                output_bytes=output,
-                parameter_bytes=parameters,
-            )
-            for index, (work, output, parameters) in enumerate(costs)
-        )
-        model = ModelProfile(name="free middle", microbatch_size=1, layers=layers)
+        model = replace(model_of(*costs), microbatch_size=1)
         # Let only the outer devices compute fast enough, so that the middle one is a mere relay.
         devices = tuple(
             replace(device, speed=0.001 if index == 1 else 1.0)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run_command
 from fifos import opened_once_read
 from pipeplan import zoo
 from pipeplan.checker import check
-from pipeplan.cli import main
 from pipeplan.commands import progress
 from pipeplan.documents import files
 from pipeplan.documents.syntax import to_json
@@ -36,10 +36,7 @@ def run(capfd, monkeypatch):
     monkeypatch.setattr(progress, "QUIET_S", 1000.0)  # however busy the machine is
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return done.value.code, out, err
+        return run_command(capfd, *arguments)
 
     return run
 

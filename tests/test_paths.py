@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run_command
 from pipeplan import zoo
-from pipeplan.cli import main
 from pipeplan.commands import paths, progress
 from pipeplan.documents import files
 from pipeplan.planning import door, inputs
@@ -24,10 +24,7 @@ def run(capfd, monkeypatch, tmp_path):
 
     def run(*arguments: object, given: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return done.value.code, out, err
+        return run_command(capfd, *arguments)
 
     return run
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,59 @@ def test_every_flag_is_explained(name):
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{name} {parameter.opts}: has no help"
+
+
+# --------------------------------------------------------------------------------- sizes
+
+MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 400
+MAY_BE_LONGER: dict[str, str] = {}
+"""By `path` or `path:function`, in one line each: why it may be longer."""
+
+
+def python_functions(path: Path) -> dict[str, int]:
+    """The lines of each function without its docstring; of several with one name the longest."""
+    sizes = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            has_docstring = ast.get_docstring(node) is not None
+            docstring = first.end_lineno - first.lineno + 1 if has_docstring else 0
+            size = node.end_lineno - node.lineno + 1 - docstring
+            sizes[node.name] = max(size, sizes.get(node.name, 0))
+    return sizes
+
+
+def cpp_functions(path: Path) -> dict[str, int]:
+    """The same for functions and methods: from a line to a closing brace of equal indentation."""
+    sizes, opened = {}, {}
+    for number, line in enumerate(path.read_text().splitlines()):
+        indent = len(line) - len(line.lstrip())
+        if indent not in (0, 4) or not line.strip() or line.lstrip().startswith(("//", "#")):
+            continue
+        if line.lstrip().startswith("}"):
+            header, begin = opened[indent]
+            if not re.match(r"\s*(namespace|class|struct|enum)\b", header):
+                size = number - begin + 1
+                sizes[header.strip()] = max(size, sizes.get(header.strip(), 0))
+        else:
+            opened[indent] = (line, number)
+    return sizes
+
+
+def sources() -> list[Path]:
+    return sorted(path for ending in ("py", "cpp", "hpp") for path in SOURCE.rglob(f"*.{ending}"))
+
+
+def test_functions_and_modules_are_short():
+    lines = {}
+    for path in sources():
+        name = str(path.relative_to(SOURCE))
+        functions = python_functions(path) if path.suffix == ".py" else cpp_functions(path)
+        lines[name] = len(path.read_text().splitlines()) - MAX_MODULE_LINES
+        lines |= {f"{name}:{f}": size - MAX_FUNCTION_LINES for f, size in functions.items()}
+    assert len(lines) > 1000
+    assert {name for name, excess in lines.items() if excess > 0} == MAY_BE_LONGER.keys()
 
 
 # ------------------------------------------------------------------------------ layering

@@ -1,4 +1,4 @@
-"""How long the core takes: simulating, planning with SPP, reading a large cluster, starting.
+"""Times of the core: simulating, planning with SPP, reading a large cluster, starting.
 
 Run with the interpreter that has pipeplan installed, on an otherwise idle core:
 
@@ -60,7 +60,7 @@ def random_inputs(num_layers: int, num_devices: int) -> tuple[ModelProfile, Clus
 
 
 def plans_per_second(simulate: Callable[[], object]) -> str:
-    """How often a call completes in a second, from one Python thread: median and best window."""
+    """Calls in a second from one Python thread: median and best window."""
     rates = []
     for _ in range(NUM_REPEATS):
         seconds = seconds_of(lambda: [simulate() for _ in range(CALLS_IN_WINDOW)])
@@ -69,7 +69,7 @@ def plans_per_second(simulate: Callable[[], object]) -> str:
 
 
 def bench_simulation() -> None:
-    """Fixed orders and PE's own, 8 stages x 32 microbatches; and an empty call beside them."""
+    """Simulations of 8 stages x 32 microbatches, by a fixed order and by PE; and an empty call."""
     rng = np.random.default_rng(SEED)
     num_stages, num_microbatches = 8, 32
     forward, backward = rng.uniform(1, 2, num_stages), rng.uniform(2, 4, num_stages)
@@ -150,7 +150,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def show(seconds: list[float]) -> str:
-    """The median, and the best, which a busy machine disturbs least."""
+    """The median and the best; a busy machine hardly changes the best."""
     middle, best = 1e3 * statistics.median(seconds), 1e3 * min(seconds)
     return f"{middle:.1f} ms (best {best:.1f}, of {len(seconds)})"
 

@@ -1,7 +1,7 @@
 """Which average of the links should baselines that know only one or two bandwidths plan with?
 
-Prints the speed-up of `spp` over each of them for four averages, on random links, where it
-matters; on hosts with equal links all averages inside and between hosts are the same.
+Prints the speed-up of `spp` over each baseline for four averages, on random links. On hosts with
+equal links all averages inside and between hosts are the same.
 
     python benchmarks/paper/averages.py
 """
@@ -49,7 +49,7 @@ def main() -> None:
     others = [min(BASELINES[n](problem).iteration_ms for n in plain) for problem in cases]
     rows = []
     for name, average in AVERAGES.items():
-        # The view has no option for this on purpose: outside this question there is one answer.
+        # The view has no option for this on purpose: everywhere else the average is fixed.
         view._mean_rate = lambda rates, otherwise, average=average: (
             average(rates) if rates.size else otherwise
         )

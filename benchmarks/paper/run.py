@@ -1,9 +1,9 @@
 """How much faster are our plans than those of published planners?
 
-The evaluation after the paper (Luo et al. 2022, arXiv:2204.10562): its models, clusters like its
-testbed and random ones, several numbers of microbatches; then one property of the problem
-at a time: number of devices, microbatches, link speed, spread of link speeds. Every planner's
-schedule is judged by the same simulator.
+The evaluation follows the paper (Luo et al. 2022, arXiv:2204.10562): its models, clusters like its
+testbed and random ones, several numbers of microbatches. Then it varies one property of the problem
+at a time: number of devices, microbatches, link speed, spread of link speeds. The same simulator
+judges every planner's schedule.
 
     python benchmarks/paper/run.py              everything: results.csv, README.md, *.svg
     python benchmarks/paper/run.py --quick -o /tmp/paper      a few instances, to try it
@@ -60,7 +60,7 @@ class Instance:
 
     question: str
     point: str
-    """Where on the axis of the question."""
+    """The position on the axis of the question."""
     model: str
     cluster: Cluster
     microbatches: int
@@ -69,7 +69,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one planner made of one instance."""
+    """The result of one planner on one instance."""
 
     question: str
     point: str
@@ -87,7 +87,7 @@ class Row:
 def random_links(
     num_devices: int, seed: int, slowest_gb_per_s: float, fastest_gb_per_s: float
 ) -> Cluster:
-    """Every direction of every link drawn by itself, log-uniform."""
+    """Each direction of each link is drawn separately, log-uniform."""
     rng = random.Random(seed)
     low, high = math.log(slowest_gb_per_s), math.log(fastest_gb_per_s)
 
@@ -204,7 +204,7 @@ def by_instance(rows: Sequence[Row]) -> list[Times]:
 
 
 def speedups(cases: Sequence[Times], ours: str, baseline: str | None) -> list[float]:
-    """Of `ours` over a baseline, or over the best baseline of each instance."""
+    """Speed-ups of `ours` over a baseline, or over the best baseline of each instance."""
     ratios = []
     for times in cases:
         known = [times[name] for name in BASELINES if name in times]
@@ -243,7 +243,7 @@ def speedup_table(cases: Sequence[Times]) -> str:
 
 
 def claim_table(paper: Sequence[Row], ours: str) -> str:
-    """On how many instances, and which, ours is as much faster as the paper says at most."""
+    """The instances on which ours is at least as much faster as the paper's largest claim."""
     grouped: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in paper:
         case = (row.model, row.cluster, row.microbatches)
@@ -265,7 +265,7 @@ def claim_table(paper: Sequence[Row], ours: str) -> str:
 
 
 def effect_table(rows: Sequence[Row], question: str) -> tuple[str, str]:
-    """A table and a plot: for each point the slow-down against the fastest of all planners."""
+    """A table and a plot: for each point the time divided by that of the fastest planner."""
     points = list(dict.fromkeys(row.point for row in rows))
     means: dict[str, list[float]] = {name: [] for name in ALL_PLANNERS}
     for point in points:
@@ -356,8 +356,8 @@ largest, smallest. Below 1 the baseline is faster.
 
 ## Where the paper's 157 % is reached
 
-Instances on which `spp`, the paper's planner, is at least {PAPER_CLAIM}x as fast. A weak baseline
-is easily beaten by that much; the best baseline of an instance is not.
+Instances on which `spp`, the paper's planner, is at least {PAPER_CLAIM}x as fast. Weak baselines
+are easy to beat by this factor. The last row is for the best baseline of each instance.
 
 {claim_table(paper, "spp")}
 

@@ -1,9 +1,9 @@
-"""How far from the optimum plans can be at most: the 8-device suite.
+"""How far plans can be from the optimum: the 8-device suite.
 
     python benchmarks/quality/run.py [--every N] [--write]
 
-Models: the zoo, and the measured profiles in ../shared/profiles where these are present. The gap is
-that of a plan's time to the lower bound that `best` proves for the instance.
+Models: the zoo, and the measured profiles in ../shared/profiles if they are present. A gap is a
+plan's time divided by the lower bound that `best` proves for the instance, minus 1.
 """
 
 import argparse

@@ -58,7 +58,7 @@ PAN = """async ([part, frames]) => {
 
 
 def make_plan(num_stages: int, num_microbatches: int, seed: int) -> pp.Plan:
-    """A stage a device, uneven layers, 1F1B: the schedule with the most changes of direction."""
+    """One stage on each device, uneven layers, 1F1B: the schedule that changes direction most."""
     rng = random.Random(seed)
     model = pp.ModelProfile(
         name="uneven",
@@ -97,7 +97,7 @@ def make_plan(num_stages: int, num_microbatches: int, seed: int) -> pp.Plan:
 
 
 def opening_ms(page: Page, path: Path) -> float:
-    """From asking for the page until its first picture is drawn."""
+    """Milliseconds from the request for the page until its first picture is drawn."""
     begin = time.perf_counter()
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
@@ -106,7 +106,7 @@ def opening_ms(page: Page, path: Path) -> float:
 
 
 def write(kind: str, num_stages: int, num_microbatches: int, path: Path) -> dict[str, float]:
-    """Write one file, in a process of its own, for the sake of its peak memory."""
+    """Write one file in a new process, to measure its peak memory."""
     plan = make_plan(num_stages, num_microbatches, seed=0)
     begin = time.process_time()  # the machine may have other work
     try:

@@ -1,6 +1,6 @@
-"""PRM as the recursion is written down: every cut, every pair of replica counts, no pruning.
+"""The recursion of PRM without any short cut: every cut, every pair of replica counts, no pruning.
 
-In plain Python, so its times say how the work grows, not how fast it could be in C++.
+It is plain Python. So its times show how the work grows, not how fast C++ could be.
 """
 
 from pipeplan.cost import CostModel

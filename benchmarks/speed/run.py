@@ -1,4 +1,4 @@
-"""Planning time of `best` over (layers, devices), and of the paper's partition against a naive one.
+"""Planning time of `best` by layers and devices, and of the paper's partition and a naive version.
 
     python benchmarks/speed/run.py [--write]
 
@@ -75,7 +75,7 @@ def measure(num_layers: int, num_devices: int, kind: str, planner: str, runs: in
 
 
 def measure_in_process(*arguments) -> dict:
-    """In a process of its own, so that its memory is its own."""
+    """Measured in a new process, so that the peak memory is that of this case alone."""
     code = f"import run; print(run.measure{arguments!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
@@ -86,7 +86,7 @@ def measure_in_process(*arguments) -> dict:
 
 
 def compare_with_naive(num_layers: int, num_devices: int) -> str:
-    """The paper's partition by our kernel and as written down, on the same instance."""
+    """The paper's partition by our kernel and by the plain recursion, on the same instance."""
     cost = CostModel(make_model(num_layers, 1), make_cluster(num_devices, "random", 1))
     order = list(range(num_devices))
     begin = time.perf_counter()

@@ -18,7 +18,7 @@ from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median"]
+__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median", "prefix_sums"]
 
 Floats = NDArray[np.float64]
 
@@ -26,12 +26,12 @@ BYTES_PER_MS_IN_GB_PER_S = 1e6
 MS_IN_US = 1e-3
 BYTES_IN_GB = 1e9
 FEW_PAIRS = 64
-"""Pairs of devices up to which a loop is faster than arrays."""
+"""Up to this number of pairs of devices a loop is faster than arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCosts:
-    """How long everything takes in a pipeline of given stages."""
+    """The times of all blocks, transfers and all-reduces in a pipeline of given stages."""
 
     forward_ms_S: Floats
     backward_ms_S: Floats
@@ -47,13 +47,13 @@ class PipelineCosts:
 
     @property
     def channel_ms_C(self) -> Floats:
-        """How long a channel is busy with one microbatch: both directions, or the longer one."""
+        """Time that a channel is busy with one microbatch: both directions, or the longer one."""
         if self.half_duplex:
             return self.send_forward_ms_C + self.send_backward_ms_C
         return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
 
     def for_kernels(self) -> _core.PipelineCosts:
-        """The same as kernels read it."""
+        """The same costs as kernels read them."""
         return _core.PipelineCosts(
             self.forward_ms_S,
             self.backward_ms_S,
@@ -65,10 +65,16 @@ class PipelineCosts:
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one. `np.median` would import more than a small pipeline takes to plan."""
+    """The median. `np.median` imports so much that it takes longer than planning a small case."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return float((ordered[middle] + ordered[-1 - middle]) / 2)
+
+
+def prefix_sums(values: Floats) -> Floats:
+    """Along the last axis the sums of the first k values, for k from 0 to their number."""
+    zeros = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate((zeros, values.cumsum(axis=-1)), axis=-1)
 
 
 class CostModel:
@@ -80,7 +86,7 @@ class CostModel:
         self.model = model
         self.cluster = cluster
         self.max_replicas = max_replicas or cluster.num_devices
-        """How many devices a planner may give to one stage."""
+        """The most devices that a planner may give to one stage."""
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -95,7 +101,7 @@ class CostModel:
             [layer.activation_bytes for layer in layers], dtype=np.float64
         )
         self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
-        # In place: each matrix of 4,096 devices takes 134 MB.
+        # In place, because a matrix of 4,096 devices takes 134 MB.
         self.bytes_per_ms_DD = np.array(cluster.bandwidth_gb_per_s, dtype=np.float64)
         self.bytes_per_ms_DD *= BYTES_PER_MS_IN_GB_PER_S
         latency_ms = np.array(cluster.latency_us, dtype=np.float64)
@@ -104,14 +110,14 @@ class CostModel:
         self.half_duplex = cluster.duplex is Duplex.HALF
 
     def connected_DD(self) -> NDArray[np.bool_]:
-        """Which pairs of devices have a path in both directions; a device has one to itself."""
+        """Whether two devices have paths in both directions; a device has one to itself."""
         paths = self.bytes_per_ms_DD > 0
         connected: NDArray[np.bool_] = paths & paths.T
         np.fill_diagonal(connected, True)
         return connected
 
     def kernel_instance(self, num_microbatches: int) -> _core.Instance:
-        """What planning kernels read."""
+        """The model and the cluster as planning kernels read them."""
         return _core.Instance(
             forward_ms=self.forward_ms_L,
             backward_ms=self.backward_ms_L,
@@ -128,7 +134,7 @@ class CostModel:
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
-        """The costs of these stages; a missing path between devices that need one is an error."""
+        """The costs of these stages; raises PlanFileError if devices that talk have no path."""
         channels = range(len(stages) - 1)
         return PipelineCosts(
             forward_ms_S=np.array([self.forward_ms(stage) for stage in stages]),
@@ -144,11 +150,11 @@ class CostModel:
         )
 
     def forward_ms(self, stage: Stage) -> float:
-        """One microbatch forward through the stage; its slowest device decides."""
+        """The time of one microbatch forward through the stage; its slowest device decides."""
         return self._sum(self.forward_ms_L, stage) * max(self._relative_times(stage))
 
     def backward_ms(self, stage: Stage) -> float:
-        """One microbatch backward through the stage, recomputation included."""
+        """The time of one microbatch backward through the stage, recomputation included."""
         return self._backward_work_ms(stage) * max(self._relative_times(stage))
 
     def device_compute_ms(self, stage: Stage) -> list[float]:
@@ -157,15 +163,15 @@ class CostModel:
         return [work_ms * relative for relative in self._relative_times(stage)]
 
     def send_forward_ms(self, stage: Stage, behind: Stage) -> float:
-        """One microbatch's outputs from `stage` to the stage behind it."""
+        """The time to send one microbatch's outputs from `stage` to the stage behind it."""
         return self._transfer_ms(float(self.output_bytes_L[stage.layers[-1]]), stage, behind)
 
     def send_backward_ms(self, stage: Stage, behind: Stage) -> float:
-        """One microbatch's gradients from the stage behind back to `stage`."""
+        """The time to send one microbatch's gradients from the stage behind back to `stage`."""
         return self._transfer_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
 
     def all_reduce_ms(self, stage: Stage) -> float:
-        """A ring all-reduce of the stage's gradients over its replicas."""
+        """The time of a ring all-reduce of the stage's gradients over its replicas."""
         k = stage.num_replicas
         if k == 1:
             return 0.0
@@ -174,7 +180,7 @@ class CostModel:
         return float(volume / slowest + 2 * (k - 1) * latency_ms)
 
     def memory_gb(self, stage: Stage, in_flight: int) -> list[float]:
-        """For each device of the stage, the memory it needs with `in_flight` microbatches there."""
+        """The memory that each device of the stage needs for `in_flight` microbatches."""
         state_bytes = self._sum(self.parameter_bytes_L, stage) * (
             1 + self.model.optimizer_bytes_per_parameter_byte
         )
@@ -195,7 +201,7 @@ class CostModel:
         return work_ms
 
     def _relative_times(self, stage: Stage) -> list[float]:
-        """Each device's time as a fraction of the whole microbatch's on a device of speed 1."""
+        """For each device its time, where a device of speed 1 takes 1 for the whole microbatch."""
         return [
             share / float(self.speed_D[device])
             for device, share in zip(stage.devices, stage.device_shares, strict=True)
@@ -213,7 +219,7 @@ class CostModel:
         slowest = float(rates.min())
         if not slowest > 0:
             raise self._no_path(rates, devices, devices)
-        del rates  # before the next matrix: each of 4,096 devices takes 134 MB
+        del rates  # before the next matrix is made: with 4,096 devices each takes 134 MB
         latencies_ms = self._between(self.latency_ms_DD, devices, devices)
         np.fill_diagonal(latencies_ms, 0.0)
         return slowest, float(latencies_ms.max())
@@ -224,7 +230,7 @@ class CostModel:
             if few_ms is not None:
                 return few_ms
         rates = self._between(self.bytes_per_ms_DD, sender.devices, receiver.devices)
-        # Data flows in one direction, but its gradient or activation needs the way back.
+        # A transfer flows in one direction, but its counterpart in the backward needs the way back.
         back = self._between(self.bytes_per_ms_DD, receiver.devices, sender.devices).T
         if not (rates.min() > 0 and back.min() > 0):
             raise self._no_path(np.minimum(rates, back), sender.devices, receiver.devices)
@@ -233,7 +239,7 @@ class CostModel:
         return float((latency_ms + parts / rates).max())
 
     def _transfer_of_few_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float | None:
-        """The same pair by pair, ten times faster for few of them; None if a path is missing."""
+        """The same in a loop, ten times faster for few pairs; None if a path is missing."""
         rate, latency_ms = self.bytes_per_ms_DD.item, self.latency_ms_DD.item
         receiving = list(zip(receiver.devices, receiver.device_shares, strict=True))
         longest_ms = 0.0

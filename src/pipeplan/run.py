@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pipeplan.documents.text import printable
+from pipeplan.documents.text import only_printable, printable
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.pipeline import Plan
 
@@ -184,7 +184,7 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 def _print_traceback(error: Exception) -> None:
     """Print a traceback whose lines no terminal takes for commands."""
     for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
-        click.echo("".join(c if c.isprintable() else "?" for c in line), err=True)
+        click.echo(only_printable(line), err=True)
 
 
 if __name__ == "__main__":

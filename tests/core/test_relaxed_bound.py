@@ -8,12 +8,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from instances import model_of
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
-from pipeplan.profile import LayerProfile, ModelProfile
 
 ONE_EACH = (Stage(layers=range(1), devices=(0,)), Stage(layers=range(1, 2), devices=(1,)))
 
@@ -68,23 +68,6 @@ def link_rate(rates, first, second) -> float:
 
 def pairs(rates):
     return itertools.permutations(range(len(rates)), 2)
-
-
-def model_of(*layers) -> ModelProfile:
-    return ModelProfile(
-        name="m",
-        microbatch_size=64,
-        layers=tuple(
-            LayerProfile(
-                name=str(index),
-                forward_ms=work,
-                backward_ms=work,
-                output_bytes=output,
-                parameter_bytes=parameters,
-            )
-            for index, (work, output, parameters) in enumerate(layers)
-        ),
-    )
 
 
 def reduce_ms(num_bytes, size, rate) -> float:

@@ -4,13 +4,11 @@ For each kill a forked child writes two documents in turn to one path until it i
 path holds one of the two, whole, and the next write leaves no other file beside it.
 """
 
-import os
 import random
-import signal
 import sys
-import time
 from pathlib import Path
 
+from killing import kill_while
 from pipeplan import zoo
 from pipeplan.documents import files
 from pipeplan.planning.door import plan
@@ -28,34 +26,22 @@ def writers() -> dict:
     }
 
 
-def kill_once(write, path: Path, seconds: float) -> None:
-    """Start a child that writes in a loop, and kill it after a while."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, b"x")
-        while True:
-            for each in write:
-                each(path)
-    os.read(reading, 1)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reading)
-    os.close(writing)
-
-
 def main(folder: Path, num_kills: int) -> None:
     rng = random.Random(0)
     num_parts = 0
     for kind, write in writers().items():
         path = folder / f"{kind}.json"
+
+        def write_all(write=write, path=path) -> None:
+            for each in write:
+                each(path)
+
         whole = []
         for each in write:
             each(path)
             whole.append(path.read_bytes())
         for _ in range(num_kills):
-            kill_once(write, path, rng.uniform(0, 0.01))
+            kill_while(write_all, rng.uniform(0, 0.01))
             assert path.read_bytes() in whole, kind
             num_parts += len(list(folder.glob(".*.part")))
             write[0](path)

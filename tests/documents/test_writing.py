@@ -23,6 +23,7 @@ KILLER = Path(__file__).with_name("kill_writers.py")
 def test_killed_writers_leave_the_old_file_or_the_new_one(tmp_path, num_kills):
     done = subprocess.run(
         [sys.executable, str(KILLER), str(tmp_path), str(num_kills)],
+        env={**os.environ, "PYTHONPATH": str(KILLER.parents[1])},
         capture_output=True,
         text=True,
         timeout=600,

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from instances import even_model, flat_cluster
+from instances import even_plan
 from pages import Page
 from pipeplan.cluster import Cluster, Device
-from pipeplan.cost import CostModel
-from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.pipeline import Plan
 from pipeplan.report import html
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.analysis.summary import summarise
@@ -22,21 +21,6 @@ from pipeplan.report.html import render_report
 from pipeplan.report.terminal import render_plan
 from pipeplan.report.text_timeline import ASCII, draw_text_lane
 from pipeplan.report.timeline_picture import timeline_svg
-from pipeplan.schedules import SCHEDULES
-
-
-def one_device_a_stage(num_stages: int, num_microbatches: int) -> Plan:
-    model, cluster = even_model(num_stages, 1.0, 2.0), flat_cluster(num_stages)
-    stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(num_stages))
-    run = SCHEDULES["1f1b"](CostModel(model, cluster).pipeline_costs(stages), num_microbatches)
-    return Plan(
-        model=model,
-        cluster=cluster,
-        microbatches=num_microbatches,
-        stages=stages,
-        schedule=Schedule.from_codes(run.order_SM2),
-        planner="1f1b",
-    )
 
 
 def shown(plan: Plan, width: int = 80) -> str:
@@ -71,7 +55,7 @@ def test_links_between_hosts_sum_those_of_their_devices(drawn_plan):
 
 
 def test_the_cluster_says_how_many_links_it_leaves_out(monkeypatch):
-    analysis = analyse(one_device_a_stage(4, 2))
+    analysis = analyse(even_plan(4, 2))
     assert "busiest" not in cluster_svg(analysis)
     monkeypatch.setattr("pipeplan.report.cluster_picture.MAX_LINKS", 2)
     assert "The busiest 2 of 6 links." in cluster_svg(analysis)
@@ -86,7 +70,7 @@ def test_a_lane_that_is_hardly_busy_does_not_look_idle(analysis, monkeypatch):
 
 def test_idle_time_between_narrow_blocks_stays_visible():
     # A transfer takes ten times as long as a block, and a block is narrower than a pixel.
-    plan = one_device_a_stage(2, 40)
+    plan = even_plan(2, 40)
     layers = tuple(replace(layer, output_bytes=10e6) for layer in plan.model.layers)
     slow = replace(plan, model=replace(plan.model, layers=layers))
     drawn = timeline_svg(analyse(slow), 300)
@@ -123,9 +107,9 @@ def test_text_lanes_by_hand(analysis):
 
 
 def test_the_terminal_shows_the_first_and_the_last_of_many_stages():
-    text = shown(one_device_a_stage(100, 2))
+    text = shown(even_plan(100, 2))
     for stage, count in ((0, 2), (31, 2), (32, 0), (67, 0), (68, 2), (99, 2)):
         assert len(re.findall(rf"^(?:stage {stage} | +{stage} {stage}-)", text, re.M)) == count, (
             stage
         )
-    assert "\n..." not in shown(one_device_a_stage(64, 1))
+    assert "\n..." not in shown(even_plan(64, 1))

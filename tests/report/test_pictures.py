@@ -2,33 +2,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from instances import even_model, flat_cluster
-from pipeplan.cost import CostModel
+from instances import even_plan
 from pipeplan.errors import InputError
-from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.pipeline import Plan
 from pipeplan.report import picture
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.cluster_picture import cluster_svg
 from pipeplan.report.notebook import notebook_html
 from pipeplan.report.timeline_picture import tick_step_ms, timeline_svg
-from pipeplan.schedules import SCHEDULES
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def even_plan(num_stages: int, num_microbatches: int, num_devices: int = 0) -> Plan:
-    model = even_model(num_stages, 1.0, 2.0)
-    cluster = flat_cluster(max(num_devices, num_stages))
-    stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(num_stages))
-    run = SCHEDULES["1f1b"](CostModel(model, cluster).pipeline_costs(stages), num_microbatches)
-    return Plan(
-        model=model,
-        cluster=cluster,
-        microbatches=num_microbatches,
-        stages=stages,
-        schedule=Schedule.from_codes(run.order_SM2.tolist()),
-        planner="1f1b",
-    )
 
 
 def parse(text: str) -> ElementTree.Element:

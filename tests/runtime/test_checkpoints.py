@@ -145,10 +145,10 @@ def test_a_checkpoint_left_between_two_renames_gets_its_name_back(tmp_path):
 
 def test_folders_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
     synced = []
-    sync = checkpoints._sync_folder
+    sync = checkpoints.sync_folder
     monkeypatch.setattr(
         checkpoints,
-        "_sync_folder",
+        "sync_folder",
         lambda folder: (
             synced.append((folder.name, (tmp_path / "step-00000002").exists())) or sync(folder)
         ),

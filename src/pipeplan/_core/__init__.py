@@ -1,8 +1,8 @@
-"""The C++ kernels: classes that check themselves and plain arrays in, the GIL released.
+"""The C++ kernels. They take arrays and classes that validate themselves, and release the GIL.
 
-Each has a plain Python oracle in `tests/oracles.py` that says what it computes. A kernel raises
-ValueError for arguments that cannot be, KeyboardInterrupt at Ctrl-C, MemoryError where there is no
-room, and `DeadlineError` at its deadline (seconds on the clock of `time.monotonic`).
+Each kernel has a plain Python oracle in the tests that computes the same. A kernel raises
+ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memory runs out, and
+`DeadlineError` at its deadline (seconds on the clock of `time.monotonic`).
 """
 
 from pipeplan._core._kernels import (

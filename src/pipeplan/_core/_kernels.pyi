@@ -10,7 +10,7 @@ class DeadlineError(Exception):
     """The kernel's deadline has passed."""
 
 class PipelineCosts:
-    """How long everything takes in a pipeline; one channel less than stages."""
+    """The times of blocks, transfers and all-reduces; there is one channel less than stages."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Instance:
     def num_devices(self) -> int: ...
 
 class PlacedPlan:
-    """Stages: for each one past its last layer, and its devices."""
+    """The stages of a plan: for each the end of its layers, and its devices."""
 
     def __init__(
         self, instance: Instance, end_layer: Sequence[int], devices: Sequence[Sequence[int]]
@@ -75,12 +75,12 @@ def min_cut(weights: Floats, deadline: float = ...) -> tuple[float, NDArray[np.u
 def least_sum(
     stage_ms: Floats, sizes: Ints, num_devices: int, limit_ms: float, deadline: float = ...
 ) -> tuple[float, list[int], list[int]]:
-    """The least sum of stage times, for each stage one past its last layer, and its size."""
+    """The least sum of stage times; for each stage the end of its layers, and its size."""
 
 def partition(
     instance: Instance, max_stages: int, limit_ms: float, num_threads: int, deadline: float = ...
 ) -> list[tuple[float, PlacedPlan]]:
-    """For each number of stages the least bottleneck and its plan, where it is within the limit."""
+    """For each number of stages the least bottleneck and its plan, if it is within the limit."""
 
 def plan_on_order(
     instance: Instance,
@@ -109,10 +109,10 @@ def relaxed_bound(
     deadline: float = ...,
     max_levels: int = 1024,
 ) -> float:
-    """No plan is faster; links that differ are told apart in at most `max_levels` groups."""
+    """A lower bound on the time of all plans; link rates form at most `max_levels` groups."""
 
 def rule_times(instance: Instance, plan: PlacedPlan, worth_ms: float) -> list[float]:
-    """The time under each rule of the portfolio; [] where a path is missing."""
+    """The time under each schedule of the portfolio; [] if a path is missing."""
 
 def local_search(
     instance: Instance,

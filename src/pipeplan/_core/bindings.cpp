@@ -1,7 +1,7 @@
-// The one file that knows Python: classes that check themselves, kernels that release the GIL.
+// The only file that knows Python: classes that validate themselves, kernels that release the GIL.
 //
-// A kernel ends early by a Python exception: DeadlineError at its deadline, KeyboardInterrupt at
-// Ctrl-C, ValueError for arguments that cannot be, MemoryError where there is no room.
+// A kernel that cannot finish raises a Python exception: DeadlineError at its deadline,
+// KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
@@ -53,7 +53,7 @@ bool signalled() {
     return PyErr_CheckSignals() != 0;
 }
 
-// Runs a kernel without the GIL; what makes it end early becomes a Python exception.
+// Runs a kernel without the GIL. If it stops early, the reason becomes a Python exception.
 template <class Kernel>
 auto run_kernel(double deadline_s, Kernel&& kernel) {
     require_not_nan(deadline_s, "deadline: is not a number");

@@ -16,17 +16,18 @@ struct ChannelCosts {
     double there, back;
 };
 
-// The stages from one on: the round trip of a microbatch; when, at the earliest, the stage's last
-// backward ends; when the last all-reduce of all of them does; the stage's own costs; and the
-// round trip behind it. The first three decide most; where fronts are merged, the last three may be
-// lower than they were, so `round_trip` is kept beside them.
+// Bounds for a suffix: the stages from one stage on. `round_trip` is the time of one microbatch to
+// the last stage and back. `last_backward` is the earliest end of the first stage's last backward,
+// `last_reduce` the earliest end of all all-reduces. `forward` and `backward` are the costs of the
+// first stage, `behind` is the round trip behind it. The first three matter most. `round_trip` is
+// not computed from the last three, because these may become lower when fronts are merged.
 struct Suffix {
     double round_trip, last_backward, last_reduce;
     double forward, backward, behind;
 };
 
-// The same seen from the other side of the channel in front of them: `busy` is from the departure
-// of the first microbatch to the return of the last one, `channel` one transfer there and back.
+// The same, seen from the stage in front, across the channel. `busy` is the time from the departure
+// of the first microbatch to the return of the last one. `channel` is one transfer there and back.
 struct Beyond {
     double round_trip, busy, last_reduce;
     double forward, backward, behind, channel;
@@ -51,8 +52,8 @@ inline Beyond behind_channel(const Suffix& next, const ChannelCosts& c, double M
             next.backward,          next.behind, both};
 }
 
-// What is won by leaving the first (or last) i blocks of a kind out of the work of a stage whose
-// neighbour hands them over (or takes them) no faster than one in `pace`:
+// The gain G of docs/theory.md, section 4: the bound on a stage may leave out its first (or last) i
+// blocks of one kind, because the neighbour hands them over (or takes them) one in `pace` at most:
 // max over whole i <= most of min(i * pace, longest) - i * own.
 inline double staggered(double most, double pace, double own, double longest) {
     if (!(pace > own)) return 0.0;
@@ -61,15 +62,15 @@ inline double staggered(double most, double pace, double own, double longest) {
     return std::max({0.0, whole * (pace - own), beyond});
 }
 
-// A stage in front of what lies behind its channel. `rounds` is ceil(M / most microbatches that
-// the stage may hold), 0 without such a limit.
+// The suffix with one more stage in front. `rounds` is ceil(M / most microbatches that the stage
+// may hold), or 0 without such a limit.
 inline Suffix before(const StageCosts& s, const Beyond& b, double M, double rounds = 0.0) {
     const double work = s.forward + s.backward;
     double last = std::max(M * work, work + b.busy);
     last = std::max(last, b.round_trip + std::max(s.forward + M * s.backward,
                                                 M * s.forward + s.backward));
     last = std::max(last, rounds * (work + b.round_trip));
-    // The next stage's blocks, less those that this stage hands over late or needs early.
+    // The next stage's blocks, without those that this stage hands over late or needs early.
     last = std::max(last, work + b.channel + M * (b.forward + b.backward) +
                               staggered(M - 1, s.forward, b.forward, b.forward + b.behind) +
                               staggered(M, s.backward, b.backward, b.backward + b.behind));

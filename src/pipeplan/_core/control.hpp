@@ -1,7 +1,8 @@
-// When a kernel has to stop early: a deadline, Ctrl-C, or a failure in another of its threads.
+// Stops a kernel early: at a deadline, at Ctrl-C, or after a failure in another of its threads.
 //
-// Kernels call `check` every few thousand steps, from any of their threads. Python handles signals
-// in its main thread only, so the thread that called the kernel asks Python now and then.
+// Kernels call `check` every few thousand steps, from all their threads. Python handles signals
+// only in its main thread, so only the thread that called the kernel asks Python for them, now and
+// then.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -15,12 +16,12 @@ struct DeadlinePassed : std::exception {
     const char* what() const noexcept override { return "the deadline has passed"; }
 };
 
-// Ctrl-C: Python has the exception ready.
+// Ctrl-C: the Python exception is set already.
 struct Interrupted : std::exception {
     const char* what() const noexcept override { return "interrupted"; }
 };
 
-// Another thread of the same kernel has failed; its exception is the one that counts.
+// Another thread of the same kernel has failed. The caller gets that thread's exception.
 struct Cancelled : std::exception {
     const char* what() const noexcept override { return "cancelled"; }
 };
@@ -46,7 +47,7 @@ class Control {
         poll(now);
     }
 
-    // The same without the deadline, for kernels that return what they have by then.
+    // The same without the deadline, for kernels that return their best result at the deadline.
     void check_without_deadline() {
         check_cancelled();
         poll(now_s());

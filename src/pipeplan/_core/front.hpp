@@ -1,4 +1,4 @@
-// A small set of suffixes of which none is better than another in every component.
+// A small set of suffixes; no suffix in it is better than another in every component.
 #pragma once
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 
 namespace pipeplan {
 
-// Where a suffix came from: the cut behind its first stage, and which of the suffixes there.
+// The suffix without its first stage: the cut behind that stage, and the index of the suffix there.
 struct Origin {
     std::int32_t cut;
     std::int16_t option;  // the device set of the next stage
@@ -20,11 +20,11 @@ struct Point {
 };
 
 enum class Overflow {
-    kDrop,   // for planning: compare in the components that decide most, drop surplus points
-    kMerge,  // for bounds: compare in all, replace two by their componentwise minimum
+    kDrop,   // for planning: compare only the components that matter most, drop surplus points
+    kMerge,  // for bounds: compare all components, replace two points by their minimum
 };
 
-// In the three components that decide most.
+// Better or equal in the three components that matter most.
 inline bool mostly_dominates(const Suffix& a, const Suffix& b) {
     return a.last_reduce <= b.last_reduce && a.last_backward <= b.last_backward &&
            a.round_trip <= b.round_trip;
@@ -54,7 +54,7 @@ inline Beyond least(const Beyond& a, const Beyond& b) {
             std::min(a.channel, b.channel)};
 }
 
-// How far the components of a value lie above those of a merged one, summed.
+// The sum over all components of how much a value falls if it is replaced by a merged one.
 inline double fall(const Suffix& from, const Suffix& to) {
     return 2 * (from.last_backward - to.last_backward + from.last_reduce - to.last_reduce) +
            from.round_trip - to.round_trip + from.forward - to.forward + from.backward -
@@ -78,7 +78,7 @@ class Front {
     void insert(const Value& value, const Origin& origin, int capacity, Overflow overflow) {
         int kept = 0;
         for (int i = 0; i < size_; ++i) {
-            if (better(points_[i].value, value, overflow)) return;  // then it removed nothing before
+            if (better(points_[i].value, value, overflow)) return;  // nothing was removed
             if (!better(value, points_[i].value, overflow)) points_[kept++] = points_[i];
         }
         size_ = kept;
@@ -91,7 +91,8 @@ class Front {
         return overflow == Overflow::kDrop ? mostly_dominates(a, b) : dominates(a, b);
     }
 
-    // Merges the two whose earlier one loses least by it, or drops the later of these.
+    // Finds the pair whose point with the earlier last_reduce falls least if the two are merged.
+    // Merges the pair, or drops its other point.
     void shrink(Overflow overflow) {
         int early = 0, late = 1;
         double least_fall = 1e300;
@@ -108,7 +109,7 @@ class Front {
         points_[late] = points_[--size_];
         if (overflow == Overflow::kMerge) drop_dominated_by(early == size_ ? late : early);
     }
-    // A merged point may now be better than others in every component.
+    // After a merge the new point may be better than others in every component.
     void drop_dominated_by(int merged) {
         const Point<Value> point = points_[merged];
         int kept = 0;

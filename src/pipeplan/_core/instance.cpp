@@ -1,4 +1,4 @@
-// Instances and placed plans check themselves; classes of devices that can be exchanged.
+// Validation of instances and placed plans; classes of exchangeable devices.
 #include "instance.hpp"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace pipeplan {
 namespace {
 
-// Far above all that files may hold, and far below where sums and products overflow.
+// Far above the limits of files, and far below the overflow of sums and products.
 constexpr double kMost = 1e60;
 constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766, kMaxMicrobatches = 1 << 20;
 
@@ -38,7 +38,7 @@ int checked_count(std::size_t count, int most, const char* name) {
     return static_cast<int>(count);
 }
 
-// A device has no link to itself, whatever stands on the diagonal.
+// Devices have no link to themselves, so the diagonal is ignored.
 std::vector<double> without_diagonal(std::vector<double> values, std::size_t size) {
     if (values.size() == size * size)
         for (std::size_t u = 0; u < size; ++u) values[u * size + u] = 0.0;

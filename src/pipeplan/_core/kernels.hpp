@@ -17,11 +17,11 @@ struct Cut {
 // The weights are finite and >= 0, and so is their sum; there are at least two vertices.
 Cut min_cut(const double* weights, int num_vertices, Control& control);
 
-// How long every possible stage takes, for each number of devices that one may have.
+// The time of every possible stage, for each number of devices.
 struct StageTimes {
     int num_sizes;
     int num_layers;
-    const double* ms;  // [sizes][layers + 1][layers + 1], from a first layer to one past the last
+    const double* ms;  // [sizes][first layer][one past the last layer]; layers + 1 values each
 
     const double* of(int size, int first) const {
         const std::size_t row = static_cast<std::size_t>(num_layers) + 1;
@@ -29,7 +29,7 @@ struct StageTimes {
     }
 };
 
-// The stages whose times have the least sum, none above the limit, on all devices together.
+// The stages with the least sum of times. They use all devices, and no time is above the limit.
 struct LeastSum {
     double sum_ms;               // infinite if there are none
     std::vector<int> end_layer;  // [stages]
@@ -44,7 +44,8 @@ struct Partition {
 };
 
 // For each number of stages up to max_stages the partition with the least bottleneck, on
-// consecutive devices of the instance's order; none where all are above the limit.
+// consecutive devices of the instance's order. Numbers of stages whose bottleneck is above the
+// limit are left out.
 std::vector<Partition> partition(const Instance& instance, int max_stages, double limit_ms,
                                  Pool& pool, Control& control);
 
@@ -53,43 +54,43 @@ struct Candidates {
     std::vector<PlacedPlan> plans;
 };
 
-// What the recursions on the fixed-plan bound have in common.
+// The common settings of the recursions on the fixed-plan bound.
 struct DpLimits {
     int capacity;      // points kept in a front
-    double limit_ms;   // the time of a plan that is known: what cannot beat it is dropped
-    int num_best;      // how many plans to trace back
+    double limit_ms;   // the time of a known plan: states that cannot beat it are dropped
+    int num_best;      // the number of plans to return
 };
 
 // Plans on consecutive devices of the instance's order, with replica counts from `sizes` (rising).
 Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes,
                          const DpLimits& limits, Pool& pool, Control& control);
 
-// Plans on any sets of devices, and a lower bound on all of them. Devices of one class count as one
-// kind; class_of is what `device_classes` gives, or finer.
+// Plans on any sets of devices, and a lower bound on the time of all plans. Devices of one class
+// count as equal; class_of comes from `device_classes`, or has smaller classes.
 Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
                         const DpLimits& limits, Pool& pool, Control& control);
 
-// A lower bound on all plans from optimistic links by the sizes of sets alone. `buckets` are the
-// largest sizes of groups of sizes that are taken as one; rates of links are taken in at most
-// `max_levels` groups.
+// A lower bound on the time of all plans. It knows only the size of each device set, and takes the
+// best links that sets of this size could have. Neighbouring sizes form groups; `buckets` has the
+// largest size of each group. Link rates form at most `max_levels` groups.
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
 
-// The iteration time of a plan under each rule of the portfolio. The others are tried only where the
-// first takes at most `worth_ms`, else they are infinite. Empty where the plan lacks a path or
-// has more replicas than are allowed.
+// The iteration time of a plan under each schedule of the portfolio. If the first one takes longer
+// than `worth_ms`, the others are not tried: their times are infinite. Empty if a path is missing
+// or a stage has too many replicas.
 std::vector<double> rule_times(const Instance& instance, const PlacedPlan& plan, double worth_ms,
                                Control& control);
 
 struct SearchResult {
     double iteration_ms;
-    int rule;  // of the schedule that takes that long
+    int rule;  // the schedule with this time, as in pipeline.hpp
     PlacedPlan plan;
 };
 
-// Simulated annealing from each of the starts, each with its own random numbers and its own budget
-// (about a nanosecond a unit). Stops at a plan that takes no longer than `target_ms`, and at the
-// deadline with what it has.
+// Simulated annealing from each of the starts. Each has its own random numbers and its own budget
+// (about a nanosecond a unit). It stops at a plan that takes no longer than `target_ms`. At the
+// deadline it returns the best plans so far.
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, Pool& pool,

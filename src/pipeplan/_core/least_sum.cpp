@@ -1,4 +1,4 @@
-// Layers cut into stages with the least sum of times, none longer than a limit.
+// Cuts the layers into stages with the least sum of times, none longer than a limit.
 //
 // Zheng et al. 2022 (Alpa), arXiv:2201.12023, section 5.2: the recursion F for one t_max.
 //

@@ -1,8 +1,9 @@
 // Global minimum cut of a weighted undirected graph.
 //
-// Stoer and Wagner, "A simple min-cut algorithm", J. ACM 44 (1997): V - 1 phases, each adding
-// the vertex most tightly connected to those added before; the last one's weight is a cut
-// that separates it, and it is then merged into the one before. O(V^3), ties by lowest index.
+// Stoer and Wagner, "A simple min-cut algorithm", J. ACM 44 (1997). There are V - 1 phases. A phase
+// adds the vertices one by one, always the one most tightly connected to those added before. The
+// last vertex of a phase gives a cut that separates it from all others. Then it is merged into the
+// vertex before it. O(V^3), ties by lowest index.
 #include <vector>
 
 #include "kernels.hpp"

@@ -6,11 +6,12 @@
 //   W(l, x, r, i) = min over l', r' of max( W(l', x-1, r', i-r), channel(l', r', r), stage(l', l, r) )
 //
 // Differs: the minimum is taken in two steps, first over r' for each cut l' (`best_before`), then
-// over l', which turns L^2 V^3 into L V^3 + L^2 V^2 for a stage count. The stage term grows as
-// l' falls, so the second step stops at the first l' that alone is no better than the best so far,
-// after about one stage's length. Values above the caller's limit are dropped, and so are states
-// whose remaining layers could not stay below it even if all remaining devices shared them evenly:
-// no plan with a larger bottleneck is of use to a caller who knows a plan of that time. All exact.
+// over l'. So each number of stages takes L V^3 + L^2 V^2 steps instead of L^2 V^3. The stage term
+// grows as l' falls. So the second step stops where this term alone reaches the best value so far,
+// after about the length of one stage. The caller knows a plan that takes the limit, so larger
+// bottlenecks are of no use: values above the limit are dropped. States are dropped too if their
+// remaining layers exceed the limit even when all remaining devices share them evenly. The result
+// stays exact.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -25,7 +26,7 @@ namespace {
 
 using Index = std::int32_t;
 
-constexpr int kWorthThreads = 32;  // devices from which waking threads pays
+constexpr int kWorthThreads = 32;  // devices; below, threads do not pay
 
 // W(., x, r, i) for one (i, r), with the choice that led to each value.
 struct Row {
@@ -58,14 +59,14 @@ class Table {
     void add_level(Pool& pool) {
         levels_.emplace_back(static_cast<std::size_t>(V_ + 1) * (V_ + 1));
         const int x = static_cast<int>(levels_.size());
-        // Rows behind different j are different rows, and read the level before only.
+        // Tasks write different rows, and read only the level before. So they can run in parallel.
         const auto add = [&](int k, int) { add_rows(x, x - 1 + k); };
         const int num_tasks = V_ - (x - 1);
         if (V_ >= kWorthThreads) return pool.run(num_tasks, add);
         for (int k = 0; k < num_tasks; ++k) add(k, 0);
     }
 
-    // Nothing where no partition into x stages is within the limit.
+    // The best partition into x stages; nothing if none is within the limit.
     std::optional<Partition> best(int x) const {
         double bottleneck_ms = kInfinity;
         int i = 0, r = 0;
@@ -95,7 +96,7 @@ class Table {
     }
 
   private:
-    // All rows of x stages whose first x - 1 take the first j devices.
+    // All rows of x stages whose first x - 1 stages use the first j devices.
     void add_rows(int x, int j) {
         std::vector<double> before(L_ + 1);
         std::vector<std::int64_t> replicas_before(L_ + 1);  // as wide as the times
@@ -111,7 +112,7 @@ class Table {
     std::size_t index(int i, int r) const { return static_cast<std::size_t>(i) * (V_ + 1) + r; }
 
     // For each cut l' the best way to place the layers before it on the first j devices, if r
-    // devices follow. False where there is none within the limit.
+    // devices follow. False if there is none within the limit.
     bool best_before(int x, int j, int r, std::vector<double>& before,
                      std::vector<std::int64_t>& replicas_before) const {
         std::fill(before.begin(), before.end(), kInfinity);
@@ -127,7 +128,7 @@ class Table {
             if (!row.alive() || !channels_[j].forward(r_before - 1, r - 1).connected()) continue;
             const double* channel_ms = channel_times(j, r_before, r);
             const double* so_far = row.bottleneck_ms.data();
-            // Written without branches, so that several cuts are taken at once.
+            // Without branches, so that the compiler can take several cuts at once.
             const int end = std::min(L_, row.end);
             for (int l = std::max(first, row.first); l < end; ++l) {
                 const double value = std::max(so_far[l], channel_ms[l]);

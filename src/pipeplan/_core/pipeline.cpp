@@ -1,4 +1,4 @@
-// Costs and orders check themselves before the event loop runs on them.
+// Validation of costs and orders, before the event loop runs on them.
 #include "pipeline.hpp"
 
 #include <limits>
@@ -9,7 +9,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kMostMs = 1e100;  // far below where sums overflow
+constexpr double kMostMs = 1e100;  // far below the overflow of sums
 constexpr long kMaxMicrobatches = 1 << 20;
 constexpr std::size_t kMaxBlocks = std::size_t{1} << 28;
 

@@ -1,4 +1,5 @@
-// One iteration of a pipeline: its costs, its event loop, the schedules that the search tries.
+// One iteration of a pipeline: its costs, its event loop, and the schedules of the
+// portfolio.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,7 +11,7 @@ namespace pipeplan {
 // Times within this many milliseconds are the same instant (docs/formats.md, rule 7).
 constexpr double kSameInstantMs = 1e-9;
 
-// How long everything takes, as the event loop reads it.
+// The times of all blocks, transfers and all-reduces, as the event loop reads them.
 struct CostsView {
     int num_stages;
     int num_microbatches;
@@ -22,15 +23,15 @@ struct CostsView {
     bool half_duplex;
 };
 
-// The same as an object that checks itself; what pipeplan.cost.PipelineCosts holds.
+// The same costs as an object that validates itself, made from a pipeplan.cost.PipelineCosts.
 class PipelineCosts {
   public:
-    // Throws std::invalid_argument where sizes differ or a time is not finite and >= 0.
+    // Throws std::invalid_argument if sizes differ or a time is not finite and >= 0.
     PipelineCosts(std::vector<double> forward_ms, std::vector<double> backward_ms,
                   std::vector<double> send_forward_ms, std::vector<double> send_backward_ms,
                   std::vector<double> all_reduce_ms, bool half_duplex);
     int num_stages() const { return static_cast<int>(forward_ms_.size()); }
-    // Throws std::invalid_argument for a number of microbatches that cannot be.
+    // Throws std::invalid_argument if the number of microbatches is out of range.
     CostsView view(long num_microbatches) const;
 
   private:
@@ -51,29 +52,29 @@ struct Trace {
     std::vector<double> stage_end_ms;       // [stages], end of the last block
 };
 
-// Throws std::invalid_argument unless each stage has each microbatch once forward and once backward;
-// codes is [stages][2 * microbatches].
+// Throws std::invalid_argument unless each stage has each microbatch once forward and once
+// backward. codes is [stages][2 * microbatches].
 void require_complete(const CostsView& costs, const Code* codes);
 
-// Runs a given order of blocks that is complete.
+// Runs a given order of blocks; the order has to be complete.
 Trace run_schedule(const CostsView& costs, const Code* codes, Control& control);
 
-// Which block a free stage prefers when both its next forward and its next backward could run.
+// The block that a free stage prefers if both its next forward and its next backward could run.
 enum class Preference {
-    kUnitPipeline = 0,  // PE: whichever comes first in a pipeline of unit times
+    kUnitPipeline = 0,  // PE: the block that comes first in a pipeline of unit times
     kBackward = 1,
     kForward = 2,
 };
 
-// Runs a list scheduler: the order is decided as the pipeline runs. caps[n] is the most
+// Runs a list scheduler, which decides the order while the pipeline runs. caps[n] is the most
 // microbatches that stage n may hold at once.
 Trace run_list(const CostsView& costs, Preference preference, const int* caps, Control& control);
 
-// The rules that the search tries, numbered as pipeplan.schedules.PORTFOLIO lists them.
+// The schedules of the portfolio, numbered as in pipeplan.schedules.PORTFOLIO.
 constexpr int kNumRules = 6;
 Trace run_rule(const CostsView& costs, int rule, Control& control);
 
-// When the last all-reduce ends.
+// The end of the last all-reduce.
 double iteration_ms(const Trace& trace, const CostsView& costs);
 
 // The fixed-plan bound (bound.hpp): no schedule of these costs takes less. caps[n] is the most

@@ -1,6 +1,7 @@
-// What the stages of a placed plan and the channels between them take, under even shares.
+// The times of a placed plan's stages and channels, under even shares.
 //
-// The same formulas as pipeplan.cost, for plans by the million: tests compare the two.
+// The same formulas as in pipeplan.cost, but fast enough for millions of plans. Tests compare the
+// two.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace pipeplan {
 
-// Costs of a stage; false where a path is missing or there are more devices than a stage may have.
+// The costs of a stage; false if a path is missing or if a stage may not have so many devices.
 inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
                        const std::vector<int>& devices, StageCosts& costs) {
     double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
@@ -33,7 +34,7 @@ inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
     return true;
 }
 
-// Costs of the channel behind a stage that ends at `end_layer`; false where a path is missing.
+// The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing.
 inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
                          const std::vector<int>& next_devices, ChannelCosts& costs) {
     const double part = 1.0 / (static_cast<double>(devices.size()) * next_devices.size());

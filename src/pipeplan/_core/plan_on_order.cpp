@@ -7,8 +7,8 @@
 namespace pipeplan {
 namespace {
 
-// Node V - j: the stages so far start at device j of the order. Devices behind the last stage and
-// in front of the first may stay unused.
+// Node V - j: the stages so far use devices from j on. Devices behind the last stage and in front
+// of the first stage may stay unused.
 class OrderTopology {
   public:
     OrderTopology(const Instance& in, const std::vector<int>& sizes)
@@ -26,7 +26,7 @@ class OrderTopology {
         const int r = sizes_[option], first = V_ - node - r;
         return {r, even_shares(r, intervals_.slowest_speed(first, r)), intervals_.ring(first, r)};
     }
-    // Links are needed at one node at a time; all at once would take V^3 of memory.
+    // Only the links at one node are kept; those of all nodes would take V^3 of memory.
     void enter(int node) { channels_ = std::make_unique<ChannelTable>(in_, V_ - node, sizes_); }
     LinkPair links(int, int option, int next) const {
         return {&channels_->forward(option, next), &channels_->backward(option, next)};

@@ -1,8 +1,8 @@
 // The one thread pool of all kernels. The calling thread works too.
 //
-// An exception in one thread cancels the others and is thrown again in the caller, where it becomes
-// a Python exception. Tasks are independent of one another, so results never depend on how many
-// threads there are.
+// An exception in one thread cancels the others. It is thrown again in the caller, where it becomes
+// a Python exception. Tasks do not depend on one another, so results do not depend on the number of
+// threads.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -28,7 +28,7 @@ class Pool {
             try {
                 threads_.emplace_back([this, worker] { serve(worker); });
             } catch (const std::system_error&) {
-                break;  // no more threads to be had; those that are there do the work
+                break;  // the system has no more threads; the existing ones do the work
             }
         }
     }
@@ -66,8 +66,8 @@ class Pool {
     }
 
   private:
-    // The C library ends the process if it cannot make a thread's room for exceptions, so that is
-    // done before memory can run out.
+    // A thread needs memory for its exceptions. If there is none, the C library ends the process.
+    // So each thread takes this memory first, before memory can run out.
     static void make_room_for_exceptions() {
         try {
             throw Cancelled();
@@ -104,7 +104,7 @@ class Pool {
         return next_ < num_tasks_ ? next_++ : -1;
     }
 
-    // The first failure counts; those that it brings about in other threads do not.
+    // Only the first failure counts. It cancels the other threads, which fail for this reason.
     void fail(std::exception_ptr failure) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!failure_) failure_ = failure;
@@ -112,7 +112,7 @@ class Pool {
         control_.cancel();
     }
 
-    // Until the others are done, the caller goes on listening for Ctrl-C.
+    // While the caller waits for the others, it still listens for Ctrl-C.
     void wait_for_others() {
         std::unique_lock<std::mutex> lock(mutex_);
         while (!finished_.wait_for(lock, std::chrono::milliseconds(20), [&] { return busy_ == 0; })) {

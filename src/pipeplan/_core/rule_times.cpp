@@ -1,4 +1,4 @@
-// How long a placed plan takes under each rule of the portfolio.
+// The iteration time of a placed plan under each schedule of the portfolio.
 #include <vector>
 
 #include "kernels.hpp"

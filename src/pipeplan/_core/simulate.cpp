@@ -1,10 +1,10 @@
 // The event loop behind the simulator and the list schedulers.
 //
 // A pipeline of S stages is a chain of S stages and S - 1 channels (two directions each).
-// Rule 7 of docs/formats.md fixes ties: at an instant all ends are taken first, then channels
-// are served, then stages start; work of no length opens another round at the same instant.
-// Only the neighbours of what has just ended can begin something, so each round looks at
-// these alone. O(blocks * log stages).
+// Rule 7 of docs/formats.md fixes ties. At each instant all ends are handled first. Then channels
+// start transfers, then stages start blocks. Work of no length ends in another round at the same
+// instant. Only stages and channels next to an end can start something, so each round looks only at
+// these. O(blocks * log stages).
 #include <algorithm>
 #include <queue>
 #include <vector>
@@ -53,8 +53,8 @@ class Run {
         std::fill_n(has_forward_input_.begin(), M_, 1);
     }
 
-    // choose(n, stage, ready) -> whether a block may start, and which (written to its last
-    // argument); ready(code) tells whether a block's input has arrived.
+    // choose(n, stage, run, code) returns whether stage n may start a block, and writes its code.
+    // run.ready(n, code) tells whether the block's input has arrived.
     template <class Choose>
     void operator()(Choose&& choose) {
         std::vector<int> channels, starters(S_);
@@ -66,7 +66,8 @@ class Run {
             while (!ends_.empty() && ends_.top().ms <= now_ms_ + kSameInstantMs) {
                 channels.clear();
                 starters.clear();
-                // Ends of one round first: what they start may end at once, in the next round.
+                // Take all ends of this round first. Work that they start may end in the next
+                // round.
                 round_.clear();
                 while (!ends_.empty() && ends_.top().ms <= now_ms_ + kSameInstantMs) {
                     round_.push_back(ends_.top());

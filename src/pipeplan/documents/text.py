@@ -1,10 +1,10 @@
-"""Words about what stands in a file, whoever wrote it: one short line, safe on any terminal."""
+"""Texts from files and names, which may hold anything, as short lines that are safe to print."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["excerpt", "nearest", "printable"]
+__all__ = ["excerpt", "nearest", "only_printable", "printable"]
 
 
 MAX_NAMES = 40
@@ -12,7 +12,7 @@ MAX_NAMES = 40
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to add to "... is not known": the nearest known name, or all of them."""
+    """The end of a message "... is not known": the nearest known name, or all of them."""
     names = list(known)
     close = get_close_matches(name[:64], names, n=1)
     if close:
@@ -23,11 +23,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def excerpt(value: Any) -> str:
-    """Something out of a file, which may be anything, as one short line."""
+    """Any value from a file as one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def printable(text: str) -> str:
-    """The text as one line that no terminal takes for a command."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    """The text as one line without control characters."""
+    return only_printable(" ".join(text.split()))
+
+
+def only_printable(text: str) -> str:
+    """The text with `?` for each character that is not printable.
+
+    These are line ends, escape sequences, and marks that turn the direction of writing. A terminal
+    or a browser could obey them.
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)

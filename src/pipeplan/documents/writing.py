@@ -1,10 +1,10 @@
 """Writing files so that an interruption leaves the old file or the new one, never a part.
 
-The bytes go to a `.part` file beside the target, which then takes the target's place. Its writer
-holds a lock on it, so the next write in the same folder can tell the `.part` of a dead process and
-remove it. A lock says nothing about other machines on a shared folder: the name tells
-the kernel that runs the writer, and the parts of other kernels stay for a day. A writer whose part
-disappears all the same writes it again.
+The bytes go to a `.part` file beside the target, which then takes the target's place. The writer
+holds a lock on the `.part` file. So the next write in the same folder knows the parts of dead
+processes, and removes them. Locks do not tell about other machines that share the folder. So the
+part's name says which running system wrote it, and parts of other systems stay for a day. A writer
+whose part disappears all the same writes it again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from pipeplan.errors import InputError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["STANDARD_STREAM", "write_atomically"]
+__all__ = ["STANDARD_STREAM", "sync_folder", "write_atomically"]
 
 STANDARD_STREAM = "-"
 """The path that means standard input, or standard output."""
@@ -81,7 +81,7 @@ def _replace(target: Path, data: bytes) -> None:
                     raise
                 continue  # somebody took our part for a dead one
         break
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 @contextmanager
@@ -142,8 +142,11 @@ def _kernel() -> str:
     return hashlib.sha256(identity).hexdigest()[:12]
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name last; some file systems do not know how, and need not."""
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, so that they survive a crash of the system.
+
+    Some file systems cannot do this; there nothing happens.
+    """
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,1 +1,1 @@
-"""From a model and a cluster to plans: one door, every planner behind it, comparisons, sweeps."""
+"""From a model and a cluster to plans: all planners, one door to them, comparisons, sweeps."""

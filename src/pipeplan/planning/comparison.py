@@ -1,4 +1,4 @@
-"""Many planners on one problem, side by side."""
+"""Several planners on one problem, side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,7 +20,7 @@ REFERENCE = "data-parallel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """What one planner made of the problem; figures are None where it made no plan."""
+    """The result of one planner; all figures are None if it made no plan."""
 
     planner: str
     planning_s: float
@@ -29,14 +29,14 @@ class ComparisonRow:
     """Over the comparison's reference; above 1 is faster."""
     bubble_fraction: float | None = None
     peak_memory_gb: float | None = None
-    """Of the device that needs the most."""
+    """Memory of the device that needs the most."""
     fits_memory: bool | None = None
     num_stages: int | None = None
     num_devices: int | None = None
     """How many devices the plan uses."""
     lower_bound_ms: float | None = None
     gap: float | None = None
-    """iteration_ms over the best bound that any of the planners proved, - 1."""
+    """iteration_ms / bound - 1, with the highest bound that any of the planners proved."""
     infeasible_reason: str | None = None
 
 
@@ -49,14 +49,14 @@ class Comparison:
     microbatches: int
     seed: int
     reference: str | None
-    """What `speedup` is over: `data-parallel`, else the slowest planner; None without a plan."""
+    """The planner with speed-up 1: `data-parallel`, else the slowest; None without a plan."""
     rows: tuple[ComparisonRow, ...]
     plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
     """The plans themselves, by the planners' names, fastest first."""
 
     @property
     def fastest(self) -> Plan | None:
-        """The plan of the first row; None where no planner made one."""
+        """The plan of the first row; None if no planner made one."""
         return next(iter(self.plans.values()), None)
 
     def document(self) -> dict[str, Any]:
@@ -77,18 +77,18 @@ def compare(
     num_threads: int | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Run every planner on the same problem and time it.
+    """The results of several planners on the same problem, with the time that each took.
 
     Args:
         model: what a microbatch costs, layer by layer.
-        cluster: the devices and what connects them.
-        microbatches: how many of them make an iteration.
-        planners: their names, or functions by name, in the order in which they run; by default all
-            that are quick.
+        cluster: the devices and the links between them.
+        microbatches: the number of microbatches in an iteration.
+        planners: their names, or functions by name, in the order in which they run. By default
+            these are all quick planners.
         runnable: make no stage with more replicas than a microbatch has samples.
         seed: for planners that draw random numbers.
-        effort: how much more, or less, to search than usual.
-        num_threads: by default one for each processor; never changes a plan.
+        effort: how much to search; 1 is the usual amount.
+        num_threads: by default one for each processor. It never changes a plan.
         on_start: called with each planner's name before it runs.
     """
     problem = make_problem(
@@ -112,7 +112,7 @@ def compare(
         try:
             attempts.append(attempt(problem, name, function=functions.get(name)))
         except PlanningInterrupted:
-            raise KeyboardInterrupt from None  # a comparison with one planner cut short is unfair
+            raise KeyboardInterrupt from None  # to compare an interrupted planner would be unfair
     attempts.sort(key=lambda made: made.plan.iteration_ms if made.plan else float("inf"))
     rows = [_row(made) for made in attempts]
     reference = _reference(rows)
@@ -154,7 +154,7 @@ def _row(made: Attempt) -> ComparisonRow:
 
 
 def _with_gap(row: ComparisonRow, bounds_ms: list[float]) -> ComparisonRow:
-    """A bound that one planner proves holds for all plans of its scope, so the best one counts."""
+    """The row with its gap. Each bound holds for all plans of its scope, so the highest counts."""
     if row.iteration_ms is None or not bounds_ms or not max(bounds_ms) > 0:
         return row
     return replace(row, gap=row.iteration_ms / max(bounds_ms) - 1)

@@ -1,22 +1,22 @@
 """The door: a problem and a planner in, a finished plan or a reason out.
 
-`plan`, `compare` and `sweep` all come through `attempt`. It judges every plan in the same way: the
-order of blocks that the planner gives is simulated, and the figures come from that run. A
-planner's own word for its time counts for nothing.
+`plan`, `compare` and `sweep` all call `attempt`. It judges every plan in the same way: it simulates
+the planner's order of blocks, and the plan's figures come from that run. The time that the planner
+itself gives is ignored. Plans of other packages' functions are checked as well.
 """
 
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.checker import check
+from pipeplan.checker import check, structural_errors
 from pipeplan.cluster import Cluster
-from pipeplan.cost import BYTES_IN_GB, CostModel
+from pipeplan.cost import BYTES_IN_GB, CostModel, PipelineCosts
 from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan, Schedule
 from pipeplan.planning.prediction import predict
@@ -27,10 +27,10 @@ from pipeplan.planning.problem import (
     SearchInterrupted,
 )
 from pipeplan.planning.registry import PLANNERS, find_planner
-from pipeplan.plugins import SCHEDULE_GROUP, find
+from pipeplan.plugins import SCHEDULE_GROUP, find, foreign_code
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
-from pipeplan.simulator import run_schedule
+from pipeplan.simulator import Codes, run_schedule
 from pipeplan.validation import (
     MICROBATCHES,
     require_count,
@@ -47,7 +47,7 @@ MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What became of one planner on one problem: a plan, or the reason why there is none."""
+    """The result of one planner on one problem: a plan, or the reason why there is none."""
 
     planner: str
     planning_s: float
@@ -73,21 +73,22 @@ def plan(
 
     Args:
         model: what a microbatch costs, layer by layer.
-        cluster: the devices and what connects them.
-        microbatches: how many of them make an iteration.
+        cluster: the devices and the links between them.
+        microbatches: the number of microbatches in an iteration.
         planner: one of `PLANNERS`, or a planner of another installed package.
-        schedule: run the planner's stages under this rule of `SCHEDULES` instead of its own, or
-            under whichever of these is fastest: `portfolio`.
-        runnable: make no stage with more replicas than a microbatch has samples, since it could
-            not be run.
-        seed: for planners that draw random numbers; the same seed gives the same plan.
-        effort: how much more, or less, to search than usual, from 0.01 to 1,000.
-        time_limit_s: stop searching then; the one thing that makes plans differ from run to run.
-        num_threads: by default one for each processor; never changes the plan.
-        report: is told about progress, a short line each time.
+        schedule: run the planner's stages under this rule instead of the planner's own order: one
+            of `SCHEDULES`, a schedule of another package, or `portfolio` for the fastest of ours.
+        runnable: make no stage with more replicas than a microbatch has samples. The runtime could
+            not run it.
+        seed: for planners that draw random numbers. The same seed gives the same plan.
+        effort: how much to search, from 0.01 to 1,000; 1 is the usual amount.
+        time_limit_s: stop searching after this time. Only this can make plans differ between runs.
+        num_threads: by default one for each processor. It never changes the plan.
+        report: called with a short line about progress, now and then.
 
     Raises:
-        InputError: an unknown planner, or a number of microbatches that cannot be.
+        InputError: an unknown planner, an impossible number, or a planner of another package that
+            fails or makes an invalid plan.
         InfeasibleError: no plan exists.
         PlanningInterrupted: Ctrl-C; a `KeyboardInterrupt` that carries the best plan so far.
     """
@@ -120,7 +121,7 @@ def make_problem(
     num_threads: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Problem:
-    """What planners get, once everything that the caller asked for is known to be possible."""
+    """The problem that planners get, after a check of all that the caller asked for."""
     require_count(InputError, "microbatches", microbatches, MICROBATCHES)
     require_plan_size(min(model.num_layers, cluster.num_devices), microbatches)
     require_seed(seed)
@@ -150,16 +151,17 @@ def attempt(
     schedule: str | None = None,
     function: Planner | None = None,
 ) -> Attempt:
-    """What the planner makes of the problem: a finished plan, or why there is none.
+    """The planner's result: a finished plan, or the reason why there is none.
 
-    `function` stands for the planner of that name; by default it is looked up.
+    `function` is the planner itself; by default it is looked up by its name.
     """
     make_draft = function or find_planner(planner)
+    is_ours = make_draft is PLANNERS.get(planner)
     rules = _rules(schedule)
     began_s = time.perf_counter()
     try:
         _require_room(problem.model, problem.cluster)
-        draft = make_draft(problem)
+        draft = make_draft(problem) if is_ours else _foreign_draft(problem, planner, make_draft)
         if problem.runnable:
             _require_runnable(problem, draft, planner)
     except InfeasibleError as error:
@@ -174,18 +176,18 @@ def attempt(
     except SearchInterrupted as stop:
         raise PlanningInterrupted(_finish(problem, planner, schedule, rules, stop.draft)) from None
     plan = _finish(problem, planner, schedule, rules, draft)
-    if make_draft is not PLANNERS.get(planner):
-        _require_valid(plan)
+    if not is_ours:
+        _require_valid("planner", planner, check(plan).errors)
     return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, plan=plan)
 
 
 def _rules(schedule: str | None) -> dict[str, ScheduleRule]:
-    """The rules that a plan may be run under instead of its planner's order; none by default."""
+    """The schedules to try instead of the planner's own order; none by default."""
     if schedule is None:
         return {}
     if schedule == ANY_SCHEDULE:
         return {rule: SCHEDULES[rule] for rule in PORTFOLIO}
-    known = {**SCHEDULES, ANY_SCHEDULE: SCHEDULES["pe"]}  # so that messages list it
+    known = {**SCHEDULES, ANY_SCHEDULE: SCHEDULES["pe"]}  # messages list it too
     return {schedule: find("schedule", schedule, known, SCHEDULE_GROUP)}
 
 
@@ -196,7 +198,7 @@ def _finish(
     rules: dict[str, ScheduleRule],
     draft: Draft,
 ) -> Plan:
-    """The plan of a draft, with figures that a simulation of its order gives."""
+    """The plan of a draft, with figures from a simulation of its order."""
     draft = _run_draft(problem, draft, rules)
     return Plan(
         model=problem.model,
@@ -223,12 +225,11 @@ def _finish(
 def _run_draft(problem: Problem, draft: Draft, rules: dict[str, ScheduleRule]) -> Draft:
     """The draft in its own order, or in the fastest of the rules' orders, with its true time.
 
-    A bound on all plans holds whatever the order is.
+    The draft's bound speaks of all plans, so it holds for every order.
     """
     costs = problem.cost.pipeline_costs(draft.stages)
     orders = {
-        rule: np.asarray(run(costs, problem.num_microbatches).order_SM2, dtype=np.int32)
-        for rule, run in rules.items()
+        rule: _order_under(problem, draft, costs, rule, run) for rule, run in rules.items()
     } or {"": draft.codes}
     times_ms = {rule: run_schedule(costs, codes).iteration_ms for rule, codes in orders.items()}
     rule = min(times_ms, key=lambda rule: times_ms[rule])
@@ -244,17 +245,51 @@ def _run_draft(problem: Problem, draft: Draft, rules: dict[str, ScheduleRule]) -
     )
 
 
-def _require_valid(plan: Plan) -> None:
-    """Another package's planner may be wrong; the checker says so before anybody relies on it."""
-    verdict = check(plan)
-    if not verdict.ok:
-        raise InputError(
-            f"planner: {plan.planner!r} made a plan that is not valid: {verdict.errors[0]}"
-        )
+def _order_under(
+    problem: Problem, draft: Draft, costs: PipelineCosts, name: str, rule: ScheduleRule
+) -> Codes:
+    """The order of blocks that the rule gives the draft's stages."""
+    if rule is SCHEDULES.get(name):
+        return rule(costs, problem.num_microbatches).order_SM2
+    with foreign_code("schedule", name):
+        codes = np.array(rule(costs, problem.num_microbatches).order_SM2, dtype=np.int32)
+        draft = replace(draft, codes=codes)
+        errors = structural_errors(_unsimulated_plan(problem, draft))
+    _require_valid("schedule", name, errors)
+    return draft.codes
+
+
+def _foreign_draft(problem: Problem, name: str, planner: Planner) -> Draft:
+    """The draft of another package's planner, once it is known to be complete."""
+    with foreign_code("planner", name):
+        draft = planner(problem)
+        if not isinstance(draft, Draft):
+            raise TypeError(f"it gave a {type(draft).__name__} instead of a Draft")
+        draft = replace(draft, codes=np.array(draft.codes, dtype=np.int32))
+        errors = structural_errors(_unsimulated_plan(problem, draft))
+    _require_valid("planner", name, errors)
+    return draft
+
+
+def _unsimulated_plan(problem: Problem, draft: Draft) -> Plan:
+    return Plan(
+        model=problem.model,
+        cluster=problem.cluster,
+        microbatches=problem.num_microbatches,
+        stages=draft.stages,
+        schedule=Schedule.from_codes(draft.codes.tolist()),
+        planner="",
+    )
+
+
+def _require_valid(kind: str, name: str, errors: Sequence[str]) -> None:
+    """Refuse a wrong plan of another package's function before anybody relies on it."""
+    if errors:
+        raise InputError(f"{kind}: {name!r} made a plan that is not valid: {errors[0]}")
 
 
 def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
-    """Published planners know no limit on replicas; what they make may not be runnable."""
+    """Refuse a stage with too many replicas: published planners know no limit on them."""
     rows = problem.model.microbatch_size
     for index, stage in enumerate(draft.stages):
         if stage.num_replicas > rows:
@@ -265,10 +300,10 @@ def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
 
 
 def _require_room(model: ModelProfile, cluster: Cluster) -> None:
-    """Refuse a model with a layer that no device can hold, whatever the plan.
+    """Refuse a model with a layer that no device can hold.
 
-    Only the bare parameters count here. Optimizer state and activations can be sharded,
-    offloaded or recomputed, so too much of them is a warning about the plan.
+    Only the parameters count here. Optimizer state and activations can be sharded, offloaded or
+    recomputed. So if these do not fit, the plan gets a warning.
     """
     rooms_gb = [math.inf if d.memory_gb is None else d.memory_gb for d in cluster.devices]
     layer = max(model.layers, key=lambda layer: layer.parameter_bytes)

@@ -1,4 +1,4 @@
-"""Models and clusters by the name that a person gives: of the zoo, or of a file."""
+"""Models and clusters by a name from the zoo or by the path of a file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -17,7 +17,7 @@ __all__ = ["input_files", "resolve_beside", "resolve_cluster", "resolve_model"]
 
 
 def input_files(model: str, cluster: str) -> dict[str, str]:
-    """Those of the two names that are files, not names of the zoo, by what help texts call them."""
+    """The names that are files, not names of the zoo, as help texts call them: MODEL, CLUSTER."""
     names = {"MODEL": (model, zoo.MODEL_NAMES), "CLUSTER": (cluster, zoo.CLUSTER_NAMES)}
     return {kind: name for kind, (name, known) in names.items() if name not in known}
 

@@ -1,4 +1,4 @@
-"""What the cost model says about a finished plan."""
+"""The predicted figures of a finished draft."""
 
 from pipeplan.figures import predicted_figures
 from pipeplan.pipeline import Prediction

@@ -1,4 +1,4 @@
-"""What every planner gets, and what it gives back."""
+"""The input and the output of every planner: `Problem` and `Draft`."""
 
 import math
 from collections.abc import Callable
@@ -16,22 +16,22 @@ __all__ = ["Draft", "Planner", "Problem", "SearchInterrupted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A model to train on a cluster, with a number of microbatches an iteration."""
+    """A model to train on a cluster, and the number of microbatches in an iteration."""
 
     cost: CostModel
     num_microbatches: int
     runnable: bool = False
-    """Whether a stage may have no more replicas than a microbatch has samples."""
+    """Whether the plan has to be runnable: no more replicas than a microbatch has samples."""
     seed: int = 0
     effort: float = 1.0
-    """How much more, or less, search than usual; planners without a search ignore it."""
+    """How much to search; 1 is the usual amount. Planners without a search ignore it."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
     num_threads: int = 1
-    """Never changes the result."""
+    """More threads are faster, but never change the result."""
     report: Callable[[str], None] = lambda _: None
-    """Told about progress, a short line each."""
+    """Called with a short line about progress."""
 
     @property
     def model(self) -> ModelProfile:
@@ -53,18 +53,18 @@ class Draft:
     """The schedule, [stages, 2 * microbatches], as in `Schedule.to_codes`."""
     iteration_ms: float
     schedule_guarantee_ms: float | None = None
-    """Set where the schedule is PE's."""
+    """Only for the schedule PE, which has a guarantee."""
     bound: Bound | None = None
-    """Set by planners that prove how far from the optimum they can be."""
+    """Only from planners that prove a lower bound on the time of all plans."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the planner wants to be recorded among the plan's options."""
+    """Entries that the planner adds to the plan's options."""
 
 
 Planner = Callable[[Problem], Draft]
 
 
 class SearchInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a search that has a plan already: `draft`, marked as interrupted."""
+    """Ctrl-C during a search; `draft` is the best plan so far, marked as interrupted."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__("interrupted")

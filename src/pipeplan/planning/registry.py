@@ -14,11 +14,11 @@ from pipeplan.plugins import PLANNER_GROUP, all_names, find
 __all__ = ["PLANNERS", "choose_planners", "find_planner", "planner_names"]
 
 SLOW = "exact"
-"""Takes minutes where the others take milliseconds, so it runs only when it is asked for."""
+"""Takes minutes where the others take milliseconds, so it runs only if somebody names it."""
 
 
 def plan_best_of_all(problem: Problem) -> Draft:
-    """`best` with the published planners' complete plans among its starting points."""
+    """`best`, which also starts from the plans of published planners."""
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
     starts = BASELINES if names is None else names
     return plan_best(problem, (BASELINES[name](problem) for name in starts))
@@ -34,7 +34,7 @@ PLANNERS: dict[str, Planner] = {
 
 
 def find_planner(name: str) -> Planner:
-    """The planner of that name, which may belong to another package."""
+    """The planner of that name, ours or another package's."""
     return find("planner", name, PLANNERS, PLANNER_GROUP)
 
 
@@ -44,7 +44,7 @@ def planner_names() -> tuple[str, ...]:
 
 
 def choose_planners(names: Sequence[str] | None) -> tuple[str, ...]:
-    """These planners, once each; None: all that are quick."""
+    """These planners, once each; for None all planners that are quick."""
     if names is None:
         return tuple(name for name in planner_names() if name != SLOW)
     if not names:

@@ -7,10 +7,10 @@ __all__ = ["are_same_file"]
 
 
 def are_same_file(first: str | Path, second: str | Path) -> bool:
-    """Whether writing to one path changes what the other one reads, links included."""
+    """Whether the two paths are one file; links are followed."""
     try:
         if os.path.exists(first) and os.path.exists(second):
             return os.path.samefile(first, second)
         return Path(first).resolve() == Path(second).resolve()
-    except (OSError, RuntimeError, ValueError):  # links in a circle, a NUL: reading will say so
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a NUL: readers say so
         return False

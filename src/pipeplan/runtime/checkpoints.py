@@ -13,7 +13,6 @@ is complete. The next save removes what the killed process has left.
 """
 
 import json
-import os
 import re
 import shutil
 import warnings
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.documents.text import printable
+from pipeplan.documents.writing import sync_folder
 from pipeplan.errors import RuntimeMismatchError
 
 __all__ = [
@@ -88,7 +88,7 @@ def save_checkpoint(state: TrainingState, progress: Progress, directory: Path, k
             "settings": {name: values for part in everyone for name, values in part.items()},
         }
         write_atomically(partial / "pipeplan.json", json.dumps(document).encode())
-        _sync_folder(partial)
+        sync_folder(partial)
         put_in_place(partial, final)
         for old in _complete(directory)[:-keep] if keep > 0 else []:
             _remove(old)
@@ -103,7 +103,7 @@ def put_in_place(partial: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     partial.rename(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -183,15 +183,6 @@ def _beside(final: Path, ending: str) -> Path:
 
 def _final_of(replaced: Path) -> Path:
     return replaced.with_name(replaced.name[1:].removesuffix(REPLACED))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------- tensors

@@ -3,8 +3,8 @@
 >>> from pipeplan import zoo
 >>> model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
 
-Nothing here is measured. A model's times follow from FLOPs and bytes by the roofline of
-`zoo.hardware`; its parameters and FLOPs match the published totals.
+Nothing here is measured. A model's times are computed from FLOPs and bytes by the roofline of
+`zoo.hardware`. Its parameters and FLOPs match the published totals.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,8 @@ CLUSTER_NAMES: tuple[str, ...] = (
 
 
 def __getattr__(name: str) -> Any:
-    # The descriptions load on first use: they take 15 ms, which a command line that only wants the
-    # names for its help should not wait for.
+    # The descriptions load on first use, because that takes 15 ms. The command line needs only the
+    # names for its help.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pipeplan.zoo import catalogue

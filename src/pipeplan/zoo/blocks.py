@@ -1,10 +1,10 @@
 """The blocks that transformers are made of, each with its norm and its residual sum.
 
-Two families. `self_attention`, `cross_attention`, `relative_attention` and `feed_forward` are those
-of 2017 to 2019: layer norm and biases; `dropped` says whether they train with dropout, and then
-attention scores go through memory. `grouped_attention`, `gated_feed_forward` and
-`expert_feed_forward` are Llama's and Mixtral's: RMS norm, no biases, no dropout, FlashAttention.
-Whether the norm comes before or after the block changes no figure.
+There are two families. `self_attention`, `cross_attention`, `relative_attention` and `feed_forward`
+are the blocks of 2017 to 2019, with layer norm and biases. `dropped` says whether they train with
+dropout; if so, attention scores go through memory. `grouped_attention`, `gated_feed_forward` and
+`expert_feed_forward` are the blocks of Llama and Mixtral, with RMS norm and FlashAttention, without
+biases and dropout. The norm may come before or after the block: no figure depends on it.
 """
 
 from pipeplan.zoo.operations import (
@@ -79,8 +79,8 @@ def cross_attention(tokens: int, memory_tokens: int, width: int, heads: int) -> 
 def relative_attention(tokens: int, width: int, heads: int) -> Operations:
     """Transformer-XL's attention: with projected relative positions, without linear biases.
 
-    A sequence sees `2 * tokens` relative positions; every layer projects them anew, per sample.
-    Its parameters beside the matrices: three biases of the scores and two segment embeddings.
+    A sequence has `2 * tokens` relative positions. Every layer projects them again for each sample.
+    Beside the matrices it has three biases of the scores and two segment embeddings as parameters.
     """
     positions = 2 * tokens
     return (
@@ -134,7 +134,7 @@ def grouped_attention(tokens: int, width: int, heads: int, key_value_heads: int)
 
 
 def gated_feed_forward(tokens: int, width: int, inner: int) -> Operations:
-    """SwiGLU: gate and up share the input, their product goes down."""
+    """SwiGLU: two maps, gate and up, share the input; a third takes their product down."""
     return (
         rms_norm(tokens, width),
         *_swiglu(tokens, width, inner, experts=1),
@@ -147,8 +147,8 @@ def expert_feed_forward(
 ) -> Operations:
     """A router sends every token through `active` of `experts` SwiGLUs and sums their outputs.
 
-    FLOPs and activations count the active experts, parameters all of them; all weights are read,
-    because the tokens of a microbatch together reach every expert.
+    FLOPs and activations count the active experts only, parameters all experts. All weights are
+    read, because the tokens of a microbatch together use every expert.
     """
     routed = active * tokens
     return (

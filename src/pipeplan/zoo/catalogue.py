@@ -1,4 +1,4 @@
-"""What the door of the zoo opens: models and clusters by name, and their key figures."""
+"""Models and clusters of the zoo by name, and their key figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class ModelFigures:
     name: str
     num_layers: int
     parameters: int
-    """Tied embeddings once; all experts."""
+    """Tied embeddings count once; experts count all."""
     forward_flops: int
-    """Of one sample at the default sequence length; a multiply-add is 2 FLOPs."""
+    """For one sample of the default sequence length; a multiply-add is 2 FLOPs."""
     microbatch_size: int
     sequence_length: int | None
     device: str
@@ -54,7 +54,7 @@ class ClusterFigures:
     slowest_link_gb_per_s: float
     fastest_link_gb_per_s: float
     smallest_memory_gb: float | None
-    """Of any device; None: unlimited."""
+    """The least memory of a device; None if no device has a limit."""
     largest_memory_gb: float | None
     description: str
 
@@ -67,14 +67,14 @@ def model(
     sequence_length: int | None = None,
     precision: str | None = None,
 ) -> ModelProfile:
-    """The profile of a model of the zoo; what is not given is the model's own default.
+    """The profile of a model of the zoo; arguments that are missing have the model's defaults.
 
     Args:
         name: One of `zoo.MODEL_NAMES`.
         device: The reference device: V100, A100 or H100.
         microbatch_size: Samples in one microbatch.
         sequence_length: Tokens in one sample, for models that have a sequence. transformer-big has
-            so many in source and target each; llava-7b counts the 576 of its image among them.
+            this many in the source and again in the target. llava-7b includes the 576 of its image.
         precision: fp32, fp16 or bf16.
 
     Raises:
@@ -101,7 +101,7 @@ def model(
 
 
 def cluster(name: str, *, seed: int = 0) -> Cluster:
-    """A cluster of the zoo; `seed` decides what a random one looks like, and no other.
+    """A cluster of the zoo; `seed` changes random clusters only.
 
     Raises:
         InputError: A name that the zoo does not know, or a seed that is no integer.
@@ -129,7 +129,7 @@ def model_figures(name: str) -> ModelFigures:
 
 
 def cluster_figures(name: str) -> ClusterFigures:
-    """The key figures of the cluster, with seed 0 where it is random."""
+    """The key figures of the cluster; a random cluster has seed 0."""
     built = cluster(name)
     links = [
         gb_per_s
@@ -151,7 +151,7 @@ def cluster_figures(name: str) -> ClusterFigures:
 
 
 def _known(kind: str, name: str, known: tuple[str, ...]) -> str:
-    """`name`, or else an error that says which known name is nearest."""
+    """`name` if it is known; otherwise an error with the nearest known name."""
     if name in known:
         return name
     by_folded = {choice.casefold(): choice for choice in known}
@@ -171,7 +171,7 @@ def _precision(precision: str, accelerator: Accelerator) -> Precision:
 
 
 def _require_count(field: str, count: int, *, shortest: int, longest: int | None = None) -> None:
-    # True is an int, but no count.
+    # True is an int in Python, but not a count.
     whole = isinstance(count, int) and not isinstance(count, bool)
     if not whole or count < shortest or (longest is not None and count > longest):
         upper = "" if longest is None else f" and at most {longest}"
@@ -201,7 +201,7 @@ def _setting(
     microbatch_size: int,
     sequence_length: int | None,
 ) -> str:
-    """The model's name, followed by what differs from its defaults."""
+    """The model's name, followed by all settings that differ from its defaults."""
     parts = [name]
     if device != recipe.device:
         parts.append(device)

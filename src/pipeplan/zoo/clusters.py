@@ -1,10 +1,10 @@
 """The clusters of the zoo.
 
-`HxD` is H hosts with D devices each; `10g` is 10 Gbit/s between hosts, 1.25 GB/s, and so on: the
-line rate. Every pair of devices has its bandwidth to itself, as everywhere in the cost model: pairs
-that share a network card do not slow each other.
+`HxD` is H hosts with D devices each. `10g` is a line rate of 10 Gbit/s between hosts, which is 1.25
+GB/s. Each pair of devices has its own bandwidth, as everywhere in the cost model: pairs that share
+a network card do not slow each other down.
 
-Inside a host, rounded down from the peak to what large copies reach:
+Bandwidths inside a host are what large copies reach, rounded down:
 
     PCIe 3.0 x16          12 GB/s   of 15.75 per direction
     NVLink 2 (V100)      130 GB/s   of 150 per direction, all six links through a switch
@@ -36,10 +36,10 @@ _RANDOM_LATENCY_US = (5.0, 50.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRecipe:
-    """A cluster of the zoo: how it is made, and what it is in one line."""
+    """A cluster of the zoo: the function that makes it, and a description in one line."""
 
     build: Callable[[str, int], Cluster]
-    """From its name and a seed, which only random clusters read."""
+    """Makes the cluster from its name and a seed; only random clusters use the seed."""
     description: str
 
 
@@ -66,7 +66,7 @@ def _latencies(devices: Sequence[Device]) -> tuple[tuple[float, ...], ...]:
 
 
 def _random(name: str, seed: int) -> Cluster:
-    """Eight devices, every direction of every link drawn by itself, bandwidth log-uniform."""
+    """Eight devices; each direction of each link is drawn separately, bandwidth log-uniform."""
     generator = random.Random(seed)
     low, high = (math.log(gb_per_s) for gb_per_s in _RANDOM_GB_PER_S)
     numbers = range(_RANDOM_DEVICES)
@@ -75,7 +75,7 @@ def _random(name: str, seed: int) -> Cluster:
     for u in numbers:
         for v in numbers:
             if u != v:
-                # Rounded, so that a file shows the very number that the planner sees.
+                # Rounded, so that a file shows the same number that the planner gets.
                 bandwidth[u][v] = round(math.exp(generator.uniform(low, high)), 3)
                 latency[u][v] = round(generator.uniform(*_RANDOM_LATENCY_US), 3)
     return Cluster(

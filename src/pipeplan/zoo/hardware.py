@@ -1,16 +1,16 @@
-"""The devices that the zoo's models are computed for, and the one place where FLOPs become ms.
+"""The devices that the zoo knows, and the only place where FLOPs become milliseconds.
 
 An operation takes the longer of two times (the roofline of Williams et al. 2009):
 
     arithmetic   FLOPs / (peak * arithmetic efficiency)
     memory       bytes moved / (memory bandwidth * memory efficiency)
 
-A layer takes the sum over its operations: they run one after another, and nothing is fused
-beyond what `operations` says. Kernel launches are not counted.
+A layer takes the sum over its operations: they run one after another, and only the fusions that
+`operations` names happen. Kernel launches are not counted.
 
-The peaks and bandwidths are the datasheets', dense (no structured sparsity). The efficiencies are
-assumptions, not measurements: what well-shaped matrix products commonly reach of the peak. They
-scale all matrix products of a device alike, and so hardly move where a model is best cut.
+Peaks and bandwidths come from the datasheets, for dense matrices. The efficiencies are assumptions,
+not measurements: the part of the peak that well-shaped matrix products usually reach. They scale
+all matrix products of a device by the same factor, so they hardly change the best cuts of a model.
 """
 
 from collections.abc import Mapping
@@ -38,28 +38,28 @@ class Precision(StrEnum):
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:
-        """What Adam keeps beside each byte of parameters.
+        """Bytes that Adam keeps for each byte of parameters.
 
-        fp32: a gradient and two moments, 12 bytes beside 4. Half precision: a half gradient and,
-        in fp32, a master copy and two moments, 14 bytes beside 2 (Rajbhandari et al. 2020,
-        arXiv:1910.02054, section 3.1).
+        fp32: a gradient and two moments, 12 bytes for 4 bytes of parameters. Half precision: a
+        half-precision gradient and, in fp32, a master copy and two moments, 14 bytes for 2
+        (Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1).
         """
         return 3.0 if self is Precision.FP32 else 7.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """A device as its datasheet describes it, and how much of that is assumed to be reached."""
+    """A device by its datasheet, with the part of the peak that we assume it reaches."""
 
     name: str
     peak_tflops: Mapping[Precision, float]
-    """1e12 FLOPs per second; a precision that is missing is not supported."""
+    """1e12 FLOPs per second; the device supports no other precisions."""
     arithmetic_efficiency: Mapping[Precision, float]
     memory_gb_per_s: float
     source: str
 
     def time_ms(self, *, precision: Precision, flops: float, moved_bytes: float) -> float:
-        """How long one operation takes: its arithmetic or its memory traffic, the longer one."""
+        """The time of one operation: the longer of its arithmetic and its memory traffic."""
         flops_per_ms = self.peak_tflops[precision] * self.arithmetic_efficiency[precision] * 1e9
         bytes_per_ms = self.memory_gb_per_s * MEMORY_EFFICIENCY * 1e6
         return max(flops / flops_per_ms, moved_bytes / bytes_per_ms)

@@ -1,4 +1,4 @@
-"""Stacks of convolutions and poolings over images, and how their branches join."""
+"""Stacks of convolutions and poolings over images, and branches that join."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A convolution, then batch norm (or else a bias) and ReLU.
+    """A convolution, then batch norm (or a bias) and ReLU.
 
-    Padded so that stride 1 keeps the size, or not at all where `valid`.
+    Padding keeps the size of the image at stride 1. With `valid` there is no padding.
     """
 
     channels: int
@@ -48,14 +48,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What a chain of steps computes, and what comes out of it."""
+    """The operations of a chain of steps, and the image that comes out."""
 
     image: Image
     operations: tuple[Operation, ...]
 
 
 def stack(image: Image, *steps: Conv | Pool, keeps_input: bool = True) -> Stack:
-    """The steps one after another; without `keeps_input`, another branch keeps `image`."""
+    """The steps one after another; with `keeps_input=False` another branch keeps `image`."""
     operations: list[Operation] = []
     for index, step in enumerate(steps):
         kept = keeps_input or index > 0
@@ -94,7 +94,7 @@ def _conv(image: Image, step: Conv, keeps_input: bool) -> Stack:
     if step.batch_norm:
         operations.append(norm(after.elements, parameters=2 * step.channels))
     if step.relu:
-        # In place: its output is what the next step keeps as its input.
+        # In place: the next step keeps the output as its input.
         operations.append(elementwise(after.elements, after.elements))
     return Stack(after, tuple(operations))
 

@@ -5,9 +5,9 @@ References:
     Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288).
     The vision encoder: CLIP ViT-L/14 at 336 pixels, Radford et al. 2021, arXiv:2103.00020.
 
-Differs: everything is trained (the original freezes the encoder), and all 24 encoder layers are in
-the chain (the original computes them, but reads the output of the last but one). The norm behind
-the encoder, which the original does not use, is left out (2,048 parameters).
+Differs: all parts are trained; the original freezes the encoder. The chain has all 24 encoder
+layers; the original computes them all, but reads the output of the last but one. The norm behind
+the encoder (2,048 parameters) is left out, because the original does not use it.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _PATCHES = (_IMAGE_SIZE // _PATCH_SIZE) ** 2  # 576: what one image takes of the
 def llava_7b(tokens: int) -> Architecture:
     """Vision encoder, projector, decoder; the decoder sees `tokens`, of which 576 are the image.
 
-    Until the text is embedded, behind the projector, every cut carries its ids as well.
+    The text is embedded behind the projector. All cuts before that layer also carry the text's ids.
     """
     vision_width, width, vocabulary = 1024, 4096, 32_000
     text_tokens = tokens - _PATCHES

@@ -1,19 +1,20 @@
-"""The vocabulary of the zoo: what single operations cost for one sample, from their shapes.
+"""The costs of single operations for one sample, from their shapes.
 
-Four rules hold for all of them.
+Four rules hold for all operations.
 
 FLOPs
     Only the multiply-adds of convolutions, linear maps and attention count, as 2 FLOPs each, as in
-    the published totals. The rest costs its memory traffic.
+    the published totals. All other operations cost only their memory traffic.
 Moved elements
-    Inputs read and outputs written once; weights are read once per microbatch.
+    Each input is read once and each output written once. Weights are read once per microbatch.
 Kept elements
-    What backward needs: a linear map, a convolution and a norm keep their input, attention keeps
-    queries, keys and values, dropout its mask (one byte per element). What two operations share is
-    kept once. For a transformer layer this adds up to Korthikanti et al. 2022, arXiv:2205.05198.
+    The elements that the backward needs. A linear map, a convolution and a norm keep their input,
+    attention keeps queries, keys and values, dropout its mask (one byte per element). A tensor that
+    two operations share is kept once. For a transformer layer the sum is that of Korthikanti et al.
+    2022, arXiv:2205.05198.
 Backward
-    Takes `BACKWARD_PER_FORWARD` times the forward. Where there is a weight matrix, one half is the
-    gradient of the input, the other half that of the weights.
+    Takes `BACKWARD_PER_FORWARD` times as long as the forward. If there is a weight matrix, one half
+    is the gradient of the input, the other half that of the weights.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 BACKWARD_PER_FORWARD = 2.0
-"""How many times as long as forward the backward of every operation takes."""
+"""The time of a backward divided by that of its forward, for every operation."""
 
 TOKEN_ID_BYTES = 8
 """Token ids travel as 64-bit integers."""
@@ -47,20 +48,20 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What one operation costs for one sample."""
+    """The costs of one operation for one sample."""
 
     parameters: int = 0
     """Its own parameters; a tied weight belongs to the first operation that uses it."""
     weight_elements: int = 0
-    """Weights read for one microbatch, whatever its size and whoever owns them."""
+    """Weights read for one microbatch of any size, tied ones included."""
     flops: int = 0
     moved_elements: int = 0
     kept_elements: int = 0
-    """Kept for backward, in the model's precision."""
+    """Kept for the backward, in the model's precision."""
     kept_bytes: int = 0
-    """Kept for backward in a format of its own: masks, indices, fp32 statistics."""
+    """Kept for the backward in another precision: masks, indices, fp32 statistics."""
     weight_grad_share: float = 0.0
-    """The part of backward that only computes weight gradients."""
+    """The part of the backward that only computes weight gradients."""
 
 
 def convolution(
@@ -89,7 +90,7 @@ def convolution(
 def linear(
     tokens: int, inputs: int, outputs: int, *, bias: bool = True, tied: bool = False
 ) -> Operation:
-    """A linear map of every token; with `tied`, its matrix is one that the model has already."""
+    """A linear map of every token; with `tied`, it uses a matrix of another operation."""
     matrix, vector = inputs * outputs, outputs if bias else 0
     return Operation(
         parameters=vector + (0 if tied else matrix),
@@ -113,7 +114,7 @@ def embedding(tokens: int, rows: int, width: int, *, tied: bool = False) -> Oper
 
 def norm(elements: int, *, parameters: int) -> Operation:
     """A layer, RMS or batch norm."""
-    # Its weights are too small for a share of backward of their own.
+    # Its weights are small, so their gradients get no part of the backward.
     return Operation(
         parameters=parameters,
         weight_elements=parameters,
@@ -133,14 +134,14 @@ def dropout(elements: int) -> Operation:
 
 
 def residual(elements: int, *, dropped: bool) -> Operation:
-    """A branch added to what went around it, in one pass with its dropout if `dropped`."""
+    """The sum of a branch and its bypass; if `dropped`, dropout happens in the same pass."""
     return Operation(moved_elements=3 * elements, kept_bytes=elements if dropped else 0)
 
 
 def pool(
     input_elements: int, output_elements: int, *, maximum: bool, keeps_input: bool = True
 ) -> Operation:
-    """Pooling; the maximum keeps its input and where it found each output."""
+    """Pooling; maximum pooling keeps its input and the index of each output."""
     return Operation(
         moved_elements=input_elements + output_elements,
         kept_elements=input_elements if maximum and keeps_input else 0,
@@ -160,13 +161,13 @@ def attention(
 ) -> Operation:
     """The products of queries with keys and of scores with values, for all heads.
 
-    With `stored_scores` the score matrix goes through memory (scores, softmax and dropout each
-    written and read once) and backward keeps softmax, dropout mask and dropped scores. Without, it
-    never leaves the chip (FlashAttention) and backward keeps one fp32 number per query and head.
-    The full square counts even where a causal mask hides half of it, as is the convention.
+    With `stored_scores` the score matrix goes through memory: scores, softmax and dropout are each
+    written and read once, and the backward needs softmax, dropout mask and dropped scores. Without
+    it, the matrix stays on the chip (FlashAttention), and the backward needs one fp32 number per
+    query and head. By convention the full square counts, even if a causal mask hides half of it.
 
-    `relative_positions` adds the position scores of Transformer-XL: queries times that many
-    projected positions, with a second, differently biased copy of the queries.
+    `relative_positions` adds the position scores of Transformer-XL: a second copy of the queries,
+    with another bias, times this number of projected positions.
     """
     query_elements = queries * heads * head_width
     key_value_elements = 2 * keys * (key_value_heads or heads) * head_width

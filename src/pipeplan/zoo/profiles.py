@@ -16,7 +16,7 @@ def profile_architecture(
     precision: Precision,
     microbatch_size: int,
 ) -> ModelProfile:
-    """What one microbatch of `architecture` costs on `accelerator`, layer by layer."""
+    """The costs of one microbatch of `architecture` on `accelerator`, layer by layer."""
     return ModelProfile(
         name=name,
         microbatch_size=microbatch_size,

@@ -3,16 +3,16 @@
 References:
     transformer-big: Vaswani et al. 2017, arXiv:1706.03762, table 3, "big"; 37,000 shared subwords.
     bert-large, bert-48: Devlin et al. 2019, arXiv:1810.04805; 48 layers as in DAPPLE (Fan et al.
-    2021, arXiv:2007.01045). With both pre-training heads, the words predicted at all positions.
-    xlnet-large: Yang et al. 2019, arXiv:1906.08237. One stream, as in fine-tuning: the query stream
-    that pre-training adds is left out. No memory of earlier segments.
+    2021, arXiv:2007.01045). With both pre-training heads; words are predicted at all positions.
+    xlnet-large: Yang et al. 2019, arXiv:1906.08237. One stream, as in fine-tuning: pre-training has
+    a second one, the query stream, which is left out. No memory of earlier segments.
     gpt2-xl: Radford et al. 2019, "Language models are unsupervised multitask learners".
     llama-7b, llama-70b: Touvron et al. 2023, arXiv:2307.09288 (Llama 2).
     mixtral-8x7b: Jiang et al. 2024, arXiv:2401.04088.
 
-Where a model ties its embeddings, the table counts once, in the first layer that uses it; the head
-then has no matrix of its own (`parameter_bytes` is at most its bias), but computes with it all the
-same. Sequences are full: no padding, and so no mask crosses a cut.
+If a model ties its embeddings, the table counts once, in the first layer that uses it. The head
+then has no matrix of its own (`parameter_bytes` is at most its bias), but it still computes with
+the table. Sequences are full: there is no padding, so no mask crosses a cut.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,8 +57,8 @@ __all__ = [
 def transformer_big(tokens: int) -> Architecture:
     """Six encoder and six decoder layers; source and target have `tokens` each.
 
-    Behind the encoder, every cut carries the encoder's output as well, until the last decoder layer
-    has used it; before the decoder, every cut carries the ids of the target.
+    Cuts before the embedding of the target also carry the target's ids. Cuts behind it also carry
+    the encoder's output, until the last decoder layer has used it.
     """
     vocabulary, width, heads, inner = 37_000, 1024, 16, 4096
     states, target_ids = tokens * width, tokens * TOKEN_ID_BYTES
@@ -196,7 +196,7 @@ def llama_head(tokens: int, width: int) -> tuple[Operation, ...]:
 
 
 def mixtral_8x7b(tokens: int) -> Architecture:
-    """32 decoder layers, each with 8 experts of which every token takes 2."""
+    """32 decoder layers with 8 experts each; every token uses 2 of them."""
     width, heads, key_value_heads, inner = 4096, 32, 8, 14_336
     decoder = grouped_attention(tokens, width, heads, key_value_heads) + expert_feed_forward(
         tokens, width, inner, experts=8, active=2
@@ -222,7 +222,7 @@ def _chain(
     body: tuple[str, int, tuple[Operation, ...]],
     head: tuple[Operation, ...],
 ) -> Architecture:
-    """Embeddings, equal layers (name, how many, what each computes), and a head."""
+    """Embeddings, equal layers (their name, number and operations), and a head."""
     states = tokens * width
     layers = (
         LayerShape(name="embed", operations=embed, output_elements=states),

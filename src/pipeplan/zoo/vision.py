@@ -4,10 +4,10 @@ References:
     VGG-19: Simonyan and Zisserman 2015, arXiv:1409.1556, table 1, column E.
     ResNet-152: He et al. 2016, arXiv:1512.03385, table 1; the stride sits on the 3x3 convolution
     ("v1.5"), as in torchvision.
-    Inception-v3: Szegedy et al. 2016, arXiv:1512.00567, table 1; with the auxiliary classifier,
-    which hangs off `mixed6e` and belongs to that layer: nothing of it crosses a cut.
+    Inception-v3: Szegedy et al. 2016, arXiv:1512.00567, table 1. The auxiliary classifier is a part
+    of the layer `mixed6e`, so none of its data crosses a cut.
 
-Where a network branches, a layer of the profile is a whole block, so that one tensor crosses every
+If a network branches, a layer of the profile is a whole block, so that one tensor crosses every
 cut.
 """
 
@@ -116,21 +116,21 @@ def inception_v3() -> Architecture:
 
 
 def _bottleneck(image: Image, width: int, stride: int) -> Stack:
-    """1x1 down, 3x3, 1x1 up to four times the width; the way around is projected to fit."""
-    around = Conv(4 * width, 1, stride=stride, relu=False)
+    """1x1 down, 3x3, 1x1 up to four times the width; the bypass is projected to fit."""
+    bypass = Conv(4 * width, 1, stride=stride, relu=False)
     body = stack(
         image, Conv(width, 1), Conv(width, 3, stride=stride), Conv(4 * width, 1, relu=False)
     )
     joined = body.operations
-    if stack(image, around).image != image:
-        joined += stack(image, around, keeps_input=False).operations
+    if stack(image, bypass).image != image:
+        joined += stack(image, bypass, keeps_input=False).operations
     elements = body.image.elements
     relu = elementwise(elements, elements)
     return Stack(body.image, (*joined, residual(elements, dropped=False), relu))
 
 
 def _branches(image: Image, *branches: tuple[Conv | Pool, ...]) -> Stack:
-    """Branches over one input, of which the first keeps it."""
+    """Branches over one input; the first branch keeps the input."""
     return concatenate(
         *(stack(image, *steps, keeps_input=i == 0) for i, steps in enumerate(branches))
     )
@@ -220,7 +220,7 @@ def _layer(name: str, done: Stack, *beside: Operation) -> LayerShape:
 def _classifier(
     name: str, width: int, *, pooled_from: Image | None = None, dropped: bool = False
 ) -> LayerShape:
-    """The last layer: average over the image where there is one, linear map, loss."""
+    """The last layer: average over the image if there is one, linear map, loss."""
     before: tuple[Operation, ...] = ()
     if pooled_from is not None:
         before += (elementwise(pooled_from.elements, width),)

@@ -1,6 +1,6 @@
-"""Published planners beside ours: one design a file, each loaded on its first use.
+"""Published planners: one design a file, each loaded on its first use.
 
-Each plans with its own view of the cluster and its own objective; our simulator then judges its
+Each plans with its own view of the cluster and its own objective. Then our simulator judges its
 stages and its schedule on the real cluster.
 """
 

@@ -7,17 +7,17 @@ Reference:
         sum of t_i + (M - 1) * max t_i
 
     by trying every possible value t_max of the maximum: F(l, d) is the least sum for layers l.. on
-    d devices if no stage exceeds t_max. All devices are used. Submeshes are a power of two
-    of devices within a host, or whole hosts; larger ones are placed first.
+    d devices if no stage exceeds t_max. All devices are used. A submesh has a power of two of
+    devices within a host, or whole hosts. Larger submeshes are placed first.
     Objective: as above. Cost model: no transfers between stages; within a stage one bandwidth
     inside and one between hosts, equal devices.
     Differs: the intra-operator pass is data parallelism alone: t = compute/d + all-reduce/M,
-    gradients being synchronised once an iteration. Memory is left to the checker, so their axis
-    of the number of stages is not needed. Unequal hosts count as one flat host. Values of t_max
-    between two that cannot improve are skipped, which leaves the result exact. Run with 1F1B.
+    because gradients are synchronised once an iteration. Memory is left to the checker, so their
+    axis of the number of stages is not needed. Unequal hosts count as one flat host. Ranges of
+    t_max that cannot improve the result are skipped; the result stays exact. Run with 1F1B.
 
-Complexity: O(L^2 D K) for a t_max, K sizes of submeshes; of the up to L^2 K / 2 values of t_max
-some tens are tried.
+Complexity: O(L^2 D K) for one t_max and K sizes of submeshes. There are up to L^2 K / 2 values of
+t_max; some tens of them are tried.
 """
 
 from dataclasses import dataclass
@@ -66,8 +66,8 @@ def split_alpa(cost: CostModel, view: ClusterView, num_microbatches: int) -> Spl
     def latency_ms(index: int) -> float:
         return solve(index) + (num_microbatches - 1) * float(candidates[index])
 
-    # The sum only falls as t_max grows, so a stretch of values between two solved ones cannot
-    # beat the sum at its upper end with the maximum at its lower end.
+    # As t_max grows, the sum can only fall. So between two solved values no latency is below
+    # the sum at the upper one plus (M - 1) times the least t_max in between.
     last = len(candidates) - 1
     best = last if latency_ms(last) < latency_ms(0) else 0
     stretches = [(0, last)]
@@ -95,7 +95,7 @@ def submesh_sizes(view: ClusterView) -> list[int]:
 def _stage_times(
     cost: CostModel, view: ClusterView, sizes: list[int], num_microbatches: int
 ) -> Floats:
-    """[size, l, j]: layers l..j-1 on that many devices; infinite without a layer."""
+    """[size, l, j]: the time of layers l..j-1 on that many devices; infinite without a layer."""
     compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
     parameter_bytes_LL = range_sums(cost.parameter_bytes_L)
     no_layer = np.tril(np.ones(compute_ms_LL.shape, dtype=bool))
@@ -120,7 +120,7 @@ def _least_sum(
 
 
 def _place(view: ClusterView, spans: list[tuple[int, int, int]]) -> tuple[Stage, ...]:
-    """Submeshes on ranks, larger ones first, so that small ones do not straddle hosts."""
+    """Devices for each submesh, larger ones first, so that small ones do not span two hosts."""
     devices: dict[int, tuple[int, ...]] = {}
     first = 0
     for index in sorted(range(len(spans)), key=lambda index: -spans[index][2]):

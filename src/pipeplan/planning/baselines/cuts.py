@@ -1,4 +1,4 @@
-"""Two ways to cut a chain of layers without looking at the cluster, and stages from cuts."""
+"""Ways to cut a chain of layers that do not look at the cluster, and stages from cuts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ __all__ = ["Split", "balanced_ends", "even_ends", "least_bottleneck_ends", "stag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The stages that a design chooses, and what it believes about them."""
+    """The stages that a design chooses, and its own estimate."""
 
     stages: tuple[Stage, ...]
     objective_ms: float
-    """The value of the design's own objective; not a time that our cost model knows."""
+    """The value of the design's own objective; it is not a time of our cost model."""
 
 
 def even_ends(num_layers: int, num_stages: int) -> list[int]:
-    """Where each stage ends if all have the same number of layers, earlier ones one more."""
+    """Where stages of equally many layers end; a remainder goes to the first stages."""
     size, rest = divmod(num_layers, num_stages)
     return [(n + 1) * size + min(n + 1, rest) for n in range(num_stages)]
 
 
 def balanced_ends(work_ms_L: Floats, num_stages: int) -> list[int]:
-    """Where each stage ends if the largest sum of work is as small as possible."""
+    """Where the stages end whose largest sum of work is the smallest possible."""
     work_ms_LL = range_sums(work_ms_L)
     return least_bottleneck_ends([work_ms_LL] * num_stages)
 
 
 def least_bottleneck_ends(stage_ms_SLL: Sequence[Floats]) -> list[int]:
-    """Where each stage ends if the largest of their times is as small as possible.
+    """Where the stages end whose largest time is the smallest possible.
 
-    Entry [i, j] of the n-th array is the time of stage n with layers i..j-1, infinite where it is
-    not allowed. Every stage has at least one layer. Empty where no cut is allowed.
+    Entry [i, j] of the n-th array is the time of stage n with layers i..j-1, or infinite if this is
+    not allowed. Every stage has at least one layer. Empty if no cut is allowed.
 
     Complexity: O(S L^2).
     """
@@ -48,7 +48,7 @@ def least_bottleneck_ends(stage_ms_SLL: Sequence[Floats]) -> list[int]:
     best_ms[0] = 0.0
     choices = []
     for stage_ms_LL in stage_ms_SLL:
-        # [i, j]: the stages before end at i, this one at j
+        # [i, j]: the earlier stages end at i, this one at j
         total_ms = np.where(no_layer, np.inf, np.maximum(best_ms[:, None], stage_ms_LL))
         choices.append(total_ms.argmin(axis=0))
         best_ms = total_ms.min(axis=0)
@@ -61,7 +61,7 @@ def least_bottleneck_ends(stage_ms_SLL: Sequence[Floats]) -> list[int]:
 
 
 def stages_from_ends(ends: Sequence[int], devices: Sequence[Sequence[int]]) -> list[Stage]:
-    """Consecutive stages that end there, each on its devices."""
+    """Consecutive stages with these ends, each on its devices."""
     starts = [0, *ends[:-1]]
     return [
         Stage(layers=range(start, end), devices=tuple(its_devices))

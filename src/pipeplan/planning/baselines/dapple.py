@@ -3,7 +3,7 @@
 Reference:
     Fan et al. 2021 (DAPPLE), arXiv:2007.01045, §4, and its released planner for the candidates.
     Objective: the paper's pipeline latency, `pipeline_latency_ms`. Cost model: two bandwidths,
-    inside and between hosts; equal devices; a cut counts as a stage of its own.
+    inside and between hosts; equal devices; each transfer counts as a stage of its own.
     Candidates, each stage on a multiple of r devices, r = floor(V / i) for every i = 2..V:
         1. the dynamic program `A = min max( A of the front, compute/(m' r), transfer of 2 o(k) )`
            over the end k of the front, the m' groups of the stage behind, and its placement: on
@@ -12,15 +12,14 @@ Reference:
         3. every split into two stages that use all devices.
     All devices are used up to the remainder of V / i. There is no purely data-parallel candidate.
     Early-backward schedule with either of the paper's warm-ups: S - n or 2 (S - n) - 1 forwards.
-    Differs: bandwidths come from the cluster instead of constants. The bytes of a cut cross the
-    slower link where the receiving stage spans hosts, else only the fraction that comes from
-    outside does. The number of microbatches is given, so each is divided among the replicas. Of
-    the two warm-ups the one that simulates faster is taken; the paper decides by the ratio of
-    transfers to compute. Hosts that are equally full count as equal. A model of one layer, which
-    cannot be split, is replicated on all devices. The dynamic program runs with up to 16 groups
-    (i <= 16) on up to 64 devices; beyond, only straight pipelines and splits in two are tried.
-    Its states are the ways to occupy the hosts, and the released planner does not finish at 32
-    devices either.
+    Differs: bandwidths come from the cluster instead of constants. If the receiving stage spans
+    several hosts, all bytes of a cut cross the slower link. Otherwise only the fraction from other
+    hosts does. The number of microbatches is given, so each is divided among the replicas. We
+    simulate both warm-ups and take the faster one; the paper decides by the ratio of transfers to
+    compute. Hosts that are equally full count as equal. A model of one layer cannot be split; it is
+    replicated on all devices. The dynamic program runs with up to 16 groups (i <= 16) on up to 64
+    devices. Beyond, only straight pipelines and splits in two are tried: the states of the program
+    are the ways to occupy the hosts, and the released planner does not finish at 32 devices either.
 
 Complexity: O(L^2) for each reachable occupation of hosts, number of groups and placement.
 """
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cost import CostModel, Floats
+from pipeplan.cost import CostModel, Floats, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.baselines.cuts import Split, balanced_ends, stages_from_ends
 from pipeplan.planning.baselines.view import ClusterView, execute, fastest, range_sums, view_cluster
@@ -40,7 +39,7 @@ __all__ = ["least_bottleneck_splits", "pipeline_latency_ms", "plan_dapple", "spl
 
 MAX_GROUPS = 16
 MAX_PROGRAM_DEVICES = 64
-"""The dynamic program takes 5 s there and 23 s with 128."""
+"""The dynamic program takes 5 s with 64 devices and 23 s with 128."""
 
 Counts = tuple[int, ...]
 """A number of devices for each host."""
@@ -70,27 +69,27 @@ def split_dapple(cost: CostModel, view: ClusterView, num_microbatches: int) -> S
 def pipeline_latency_ms(
     forward_ms_KS: Floats, backward_ms_KS: Floats, reduce_ms_KS: Floats, num_microbatches: int
 ) -> Floats:
-    """The paper's latency of K pipelines at once, transfers among their S stages.
+    """The paper's latency for K pipelines at once; transfers are some of the S stages.
 
     With Q the pivot stage, L = Tw + Ts + Te:
         Tw = sum of F up to Q                                       warm-up
         Ts = (M - 1) (F_Q + B_Q)                                    steady state
         Te = max over s of AR_s + sum of B from s to Q (s <= Q),    end
                            AR_s - sum of B from Q to s (s > Q)
-    From the last stage forward, the pivot moves to s if the steady state of s is longer than that
-    of Q and the work between the two.
+    The pivot starts at the last stage and moves towards the first. It moves to s if the steady
+    state of s is longer than that of Q plus the work between the two.
     """
     num_cases, num_stages = forward_ms_KS.shape
     cases = np.arange(num_cases)
     work = forward_ms_KS + backward_ms_KS
     steady = (num_microbatches - 1) * work
-    before = np.concatenate((np.zeros((num_cases, 1)), work.cumsum(axis=1)), axis=1)
+    before = prefix_sums(work)
     pivot = np.full(num_cases, num_stages - 1)
     for s in range(num_stages - 2, -1, -1):
         between = before[cases, pivot] - before[:, s + 1]
         pivot = np.where(steady[:, s] > steady[cases, pivot] + between, s, pivot)
     warm_up = forward_ms_KS.cumsum(axis=1)[cases, pivot]
-    returned = np.concatenate((np.zeros((num_cases, 1)), backward_ms_KS.cumsum(axis=1)), axis=1)
+    returned = prefix_sums(backward_ms_KS)
     to_pivot = returned[cases, pivot + 1][:, None] - returned[:, :-1]
     from_pivot = returned[:, 1:] - returned[cases, pivot][:, None]
     is_front = np.arange(num_stages)[None, :] <= pivot[:, None]
@@ -133,16 +132,17 @@ class _Arrival:
     before: Counts
     """The state that it was added to."""
     added: Counts
-    """Its devices on each host, in the order of the hosts of the state that it leads to."""
+    """Its devices on each host, in the order of the new state's hosts."""
     order: tuple[int, ...]
-    """For each host of the new state, which one of the old state it is."""
+    """For each host of the new state its index in the old state."""
 
 
 class _PlacementProgram:
     """The dynamic program over layers, groups and the occupation of hosts.
 
-    A state is how many devices of each host are free, ascending: equally full hosts are alike.
-    For each state and end of the front it keeps the least bottleneck and how its last stage came.
+    A state is the number of free devices on each host, sorted: equally full hosts are equal. The
+    front is the stages so far. For each state and each end of the front, the program keeps the
+    least bottleneck and the placement of the last stage.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class _PlacementProgram:
         self._cut: dict[Counts, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
 
     def solve(self) -> dict[int, tuple[Stage, ...]]:
-        """For each number of groups the best stages, where there are any."""
+        """For each number of groups the best stages, if there are any."""
         size = len(self._compute_ms_LL)
         origin = np.full(size, np.inf)
         origin[0] = 0.0
         self._best_ms[self._start] = origin
-        # For each number of groups used, the states that it leads to; a dict keeps their order.
+        # For each number of groups used, the states reached. A dict keeps their order.
         states: list[dict[Counts, None]] = [{} for _ in range(self._max_groups + 1)]
         states[0][self._start] = None
         for used in range(self._max_groups):
@@ -187,11 +187,11 @@ class _PlacementProgram:
         return found
 
     def _placements(self, free: Counts, wanted: int) -> Iterator[_Arrival]:
-        """The three placements of so many devices, without repetitions."""
+        """The three placements of `wanted` devices, without repetitions."""
         if wanted > sum(free):
             return
         hosts = range(len(free))
-        # Hosts stay sorted by capacity first, so their capacities are those at the start.
+        # Hosts are sorted by capacity first, so the list of capacities never changes.
         capacity = self._start
         fresh = [h for h in hosts if free[h] == capacity[h]]
         partly = [h for h in hosts if 0 < free[h] < capacity[h]]
@@ -209,7 +209,7 @@ class _PlacementProgram:
             yield _Arrival(before=free, added=tuple(added[h] for h in order), order=order)
 
     def _extend(self, state: Counts, groups: int, arrival: _Arrival) -> Counts:
-        """Put a stage of so many groups behind every front of the state."""
+        """Append a stage of `groups` groups to every front of the state."""
         target = tuple(
             state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
         )
@@ -236,14 +236,14 @@ class _PlacementProgram:
         return target
 
     def _ms_per_byte(self, front: _Arrival, behind: _Arrival) -> float:
-        """From the last stage of a front to a stage placed behind it."""
-        # Both in the order of the hosts of the state between them.
+        """Milliseconds for a byte from the last stage of a front to the stage appended to it."""
+        # Both in the order of hosts of the state between the two stages.
         back_at = {old: new for new, old in enumerate(behind.order)}
         receivers = tuple(behind.added[back_at[h]] for h in range(len(front.added)))
         return _ms_per_byte(self._view, front.added, receivers)
 
     def _stages(self, state: Counts) -> tuple[Stage, ...]:
-        """Walk back through the arrivals, then hand out real devices from the front."""
+        """The stages of a state: back through the arrivals, then devices for stage after stage."""
         end = len(self._compute_ms_LL) - 1
         steps: list[tuple[int, int, _Arrival]] = []
         while state != self._start:
@@ -264,7 +264,7 @@ class _PlacementProgram:
 
 
 def _fill(free: Counts, order: Sequence[int], wanted: int) -> Counts:
-    """Host after host."""
+    """How many devices to take from each host: all of one host before the next."""
     added = [0] * len(free)
     for host in order:
         added[host] = min(free[host], wanted)
@@ -273,7 +273,7 @@ def _fill(free: Counts, order: Sequence[int], wanted: int) -> Counts:
 
 
 def _scatter(free: Counts, wanted: int) -> Counts:
-    """One device of every host in turn."""
+    """How many devices to take from each host: one of every host in turn."""
     added = [0] * len(free)
     while wanted:
         for host in range(len(free)):
@@ -284,7 +284,7 @@ def _scatter(free: Counts, wanted: int) -> Counts:
 
 
 def _ms_per_byte(view: ClusterView, senders: Counts, receivers: Counts) -> float:
-    """A stage's output to the next stage, by how many devices both have on each host."""
+    """Milliseconds for a byte between stages with these numbers of devices on each host."""
     if sum(count > 0 for count in receivers) > 1:
         return 1 / view.between_bytes_per_ms
     home = next(host for host, count in enumerate(receivers) if count)
@@ -293,7 +293,7 @@ def _ms_per_byte(view: ClusterView, senders: Counts, receivers: Counts) -> float
 
 
 def _reduce_ms_per_byte(view: ClusterView, counts: Counts) -> float:
-    """An all-reduce among so many devices on each host."""
+    """Milliseconds for a byte of an all-reduce among these numbers of devices on each host."""
     n = sum(counts)
     is_inside = sum(count > 0 for count in counts) == 1
     rate = view.inside_bytes_per_ms if is_inside else view.between_bytes_per_ms
@@ -308,7 +308,7 @@ def _counts(view: ClusterView, devices: Sequence[int]) -> Counts:
 def _judge(
     cost: CostModel, view: ClusterView, stages: tuple[Stage, ...], num_microbatches: int
 ) -> Split:
-    """The latency of one candidate, its transfers as stages of their own."""
+    """One candidate with its latency; transfers count as stages of their own."""
     forward, backward, reduce = [], [], []
     counts = [_counts(view, stage.devices) for stage in stages]
     for n, stage in enumerate(stages):
@@ -331,11 +331,11 @@ def _judge(
 
 
 def _best_of_two(cost: CostModel, view: ClusterView, num_microbatches: int) -> Split:
-    """Candidate 3: every cut, every number of devices in front, filled up or scattered."""
+    """Candidate 3: every cut, every number of devices for the first stage, filled or scattered."""
     num_layers, num_devices = len(cost.forward_ms_L), view.num_devices
     cuts = np.arange(1, num_layers)
     sums = [
-        np.concatenate(([0.0], np.cumsum(values)))
+        prefix_sums(values)
         for values in (cost.forward_ms_L, cost.backward_ms_L, cost.parameter_bytes_L)
     ]
     best_cut, best_front, best_ms = 0, tuple[int, ...](), np.inf

@@ -1,8 +1,8 @@
 """Every device holds the whole model; gradients are all-reduced once an iteration.
 
-Objective: none, there is nothing to choose.
+Objective: none, because there is nothing to choose.
 Cost model: none.
-Differs: on a cluster with gaps only devices that can all talk to one another take part.
+Differs: on a cluster with missing links, only devices that can all talk to one another take part.
 
 Complexity: O(1).
 """

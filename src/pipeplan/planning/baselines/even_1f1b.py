@@ -1,11 +1,11 @@
-"""The same number of layers for every device, one forward and one backward in turn.
+"""Equally many layers on every device; one forward and one backward in turn.
 
 Reference:
     Narayanan et al. 2021 (Megatron-LM), arXiv:2104.04473, §2.2.1: every device holds an
     equal number of (transformer) layers; 1F1B with a flush.
     Objective: none beyond equal counts. Cost model: none, layers count as equal.
-    Differs: where the layers do not divide evenly, earlier stages get one more. With more devices
-    than layers the rest stays unused. On a cluster with gaps as in `gpipe`.
+    Differs: if the layers do not divide evenly, earlier stages get one more. If there are more
+    devices than layers, the remaining devices stay unused. Missing links as in `gpipe`.
 
 Complexity: O(S).
 """
@@ -18,7 +18,7 @@ __all__ = ["plan_even_1f1b"]
 
 
 def plan_even_1f1b(problem: Problem) -> Draft:
-    """As many stages of equal length as there are devices, under 1F1B."""
+    """One stage for each device, all of equal length, under 1F1B."""
     devices = chained_ranks(problem.cost)
     num_stages = min(len(devices), problem.model.num_layers)
     ends = even_ends(problem.model.num_layers, num_stages)

@@ -5,8 +5,9 @@ Reference:
     the stages vary as little as possible; microbatches run forward, then backward.
     Objective: the largest compute time of a stage. Cost model: compute alone, devices equal,
     communication free.
-    Differs: "vary as little" is taken as the least maximum. With more devices than layers the rest
-    stays unused. On a cluster with gaps the pipeline follows a chain of devices with paths.
+    Differs: "vary as little" means the least maximum here. If there are more devices than layers,
+    the remaining devices stay unused. On a cluster with missing links the pipeline follows a chain
+    of devices in which neighbours can talk.
 
 Complexity: O(S L^2).
 """
@@ -19,7 +20,7 @@ __all__ = ["plan_gpipe"]
 
 
 def plan_gpipe(problem: Problem) -> Draft:
-    """As many balanced stages as there are devices, under GPipe's schedule."""
+    """One stage for each device, with balanced work, under GPipe's schedule."""
     devices = chained_ranks(problem.cost)
     num_stages = min(len(devices), problem.model.num_layers)
     work_ms_L = problem.cost.forward_ms_L + problem.cost.backward_ms_L

@@ -4,10 +4,10 @@ Reference:
     Narayanan et al. 2021 (Megatron-LM), arXiv:2104.04473, §3: degrees of parallelism whose product
     is the number of devices, equal layers per stage, 1F1B; users try them and keep the fastest.
     Objective: the iteration time of a trial run, which is our simulation. Cost model: ours, on
-    the real cluster; this makes it the strongest of the simple designs.
-    Differs: no tensor parallelism. Replicas of a stage have consecutive ranks, as with Megatron's
-    default order of ranks. On a cluster with gaps only devices that can all talk to one another
-    take part.
+    the real cluster. So it is the strongest of the simple designs.
+    Differs: no tensor parallelism. Replicas of a stage have consecutive ranks, as in Megatron's
+    default order of ranks. On a cluster with missing links, only devices that can all talk to one
+    another take part.
 
 Complexity: one simulation for each divisor of the number of devices.
 """
@@ -20,7 +20,7 @@ __all__ = ["plan_grid"]
 
 
 def plan_grid(problem: Problem) -> Draft:
-    """The fastest grid."""
+    """The stages of the fastest grid, under 1F1B."""
     ranks = view_cluster(problem.cost).ranks
     num_layers = problem.model.num_layers
     drafts = []

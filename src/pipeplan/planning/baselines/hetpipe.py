@@ -1,22 +1,22 @@
-"""HetPipe: virtual workers, each a pipeline over a group of devices, data parallel between them.
+"""HetPipe: virtual workers. Each is a pipeline over a group of devices; together data parallel.
 
 Reference:
     Park et al. 2020 (HetPipe), USENIX ATC, §5-7. Devices are grouped into W virtual workers of k
     devices; each worker runs a pipeline of k stages, and workers synchronise their weights.
-    Objective within a worker: the slowest stage, where a stage takes its compute and the transfers
-    into it (activations from the front, gradients from behind), under each device's memory. Cost
-    model: device speeds are known; two bandwidths, inside and between hosts.
-    Allocation, after the paper: node partition (NP), a worker takes devices of one host after
-    another; equal distribution (ED), a worker takes its devices from different hosts in turn, so
-    that the n-th devices of all workers lie together. Their hybrid (HD) pairs kinds of hosts by
-    hand and is left out.
+    Objective within a worker: the slowest stage, within each device's memory. The time of a stage
+    is its compute and the transfers into it (activations from the stage before, gradients from the
+    stage behind). Cost model: the speed of each device; two bandwidths, inside and between hosts.
+    Allocation, after the paper. Node partition (NP): a worker takes the devices of one host after
+    another. Equal distribution (ED): a worker takes its devices from different hosts in turn, so
+    the n-th devices of all workers have consecutive ranks. The paper's hybrid (HD) pairs kinds of
+    hosts by hand and is left out.
     Differs: in our plan format all workers share their cuts, and stage n's devices are the n-th
-    device of every worker. A barrier after each iteration replaces the paper's bounded staleness
-    (its D = 0), by all-reduce instead of parameter servers. The paper solves a linear program and
-    takes k from its testbed; here a dynamic program finds the same least maximum, and all k >= 2
-    that divide the devices are tried (1 only where no other does: a worker is a pipeline) and
-    judged by the design's own numbers: fill, M microbatches at the pace of the slowest stage,
-    all-reduce. Where no cut fits into memory, memory is ignored.
+    device of every worker. A barrier with an all-reduce after each iteration replaces the paper's
+    bounded staleness (its D = 0) and its parameter servers. The paper solves a linear program; here
+    a dynamic program finds the same least maximum. The paper takes k from its testbed; here all
+    k >= 2 that divide the number of devices are tried, and k = 1 only if there is no other. The
+    design's own estimate decides: fill, M microbatches at the pace of the slowest stage,
+    all-reduce. If no cut fits into memory, memory is ignored.
 
 Complexity: O(k L^2) for each k and allocation.
 """
@@ -39,14 +39,14 @@ class _Grouping:
     """Virtual workers with their cuts."""
 
     devices: list[tuple[int, ...]]
-    """For each stage the n-th device of every worker."""
+    """For stage n the n-th device of every worker."""
     ends: list[int]
     iteration_ms: float
-    """What the design expects."""
+    """The design's own estimate."""
 
 
 def plan_hetpipe(problem: Problem) -> Draft:
-    """The virtual workers that promise the shortest iteration, under 1F1B."""
+    """The virtual workers with the shortest estimated iteration, under 1F1B."""
     view = view_cluster(problem.cost)
     num_devices = view.num_devices
     groupings = []
@@ -61,18 +61,18 @@ def plan_hetpipe(problem: Problem) -> Draft:
 
 
 def _node_partition(order: Sequence[int], depth: int) -> list[tuple[int, ...]]:
-    """Worker w takes devices w*k..(w+1)*k-1; for each stage the devices of all workers."""
+    """The devices of each stage if worker w takes the devices w*k..(w+1)*k-1 of the order."""
     return [tuple(order[n::depth]) for n in range(depth)]
 
 
 def _equal_distribution(view: ClusterView, depth: int) -> list[tuple[int, ...]]:
-    """Worker w takes every (V/k)-th device; stages lie on consecutive ranks."""
+    """The devices of each stage if worker w takes every (V/k)-th rank."""
     width = view.num_devices // depth
     return [view.ranks[n * width : (n + 1) * width] for n in range(depth)]
 
 
 def _dealt(view: ClusterView) -> list[int]:
-    """One device of each host in turn."""
+    """All devices, one of each host in turn."""
     longest = max(len(host) for host in view.hosts)
     return [host[i] for i in range(longest) for host in view.hosts if i < len(host)]
 
@@ -117,7 +117,7 @@ def _cut(problem: Problem, view: ClusterView, devices: list[tuple[int, ...]]) ->
 def _neighbour_bytes_per_ms(
     view: ClusterView, host_of: dict[int, int], front: Sequence[int], behind: Sequence[int]
 ) -> float:
-    """Within a worker from one stage to the next; the worst of all workers counts."""
+    """The bandwidth from one stage to the next within a worker; the slowest worker counts."""
     together = all(host_of[u] == host_of[v] for u, v in zip(front, behind, strict=True))
     return view.inside_bytes_per_ms if together else view.between_bytes_per_ms
 

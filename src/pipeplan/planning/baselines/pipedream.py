@@ -9,14 +9,14 @@ Reference:
         split at k   max( A(i, k, m - m'), (T(k, j) + 4 (m'-1) W(k, j) / (m' B)) / m',
                           2 o(k) / (B m'), 2 o(j) / (B m') unless j is the end )
 
-    over k and m'. A level above takes this one's A with all its units as its T.
-    Objective: the slowest stage or transfer in the steady state; no fill, no drain, no barrier. A
-    microbatch of ours is its minibatch, after each of which it synchronises replicas: 4 W = 2 W
-    sent and received. Cost model: levels of equal units, here hosts and the devices in them; one
-    bandwidth each.
+    over k and m'. The T of the level above is the A of this level with all its units.
+    Objective: the slowest stage or transfer in the steady state; no fill, no drain, no barrier. Its
+    minibatch is our microbatch, and it synchronises replicas after each: 4 W, because 2 W are sent
+    and 2 W received. Cost model: levels of equal units, here hosts and the devices in them; one
+    bandwidth for each level.
     Differs: run with a barrier instead of stale weights. Ties go to the first split instead of the
-    order of a set, so plans do not vary. Hosts of different size are divided into groups of their
-    greatest common divisor; where that is 1, there is one flat level. No memory limit.
+    order of a set, so plans do not vary. Hosts of different sizes are divided into groups; the size
+    of a group is the greatest common divisor. If it is 1, there is one flat level. No memory limit.
 
 Complexity: O(L^3 m^2) for the level of a host, O(L^2 m^2) for a level on top.
 """
@@ -38,7 +38,7 @@ __all__ = ["plan_pipedream", "split_pipedream"]
 SYNC_VOLUME = 4
 """Gradients and weights, each sent and received."""
 TRANSFER_VOLUME = 2
-"""Activations there and gradients back."""
+"""Activations one way, gradients the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class _Level:
 
     best_ms_LLm: Floats
     split_LLm: NDArray[np.int64]
-    """k of the last split; -1: one stage."""
+    """k of the last split; -1 if there is only one stage."""
     behind_LLm: NDArray[np.int64]
     """m' of the last split."""
 
@@ -93,7 +93,7 @@ def split_pipedream(cost: CostModel) -> Split:
             inner_parts = [_Part(start=part.start, end=part.end, first_unit=0, end_unit=1)]
         else:
             inner_parts = _parts(host, part.start, part.end, inside)
-        # The n-th device of every group that replicates these layers plays the same part.
+        # Several groups may replicate these layers: their n-th devices serve the same stage.
         stages += [
             Stage(
                 layers=range(inner.start, inner.end),

@@ -7,12 +7,12 @@ Reference:
         TPS = compute/d + (2 (bytes in + bytes out)/d + 4 (d-1) W/(d M)) / B
 
     Their downsets of a chain are its prefixes; their N is our number of microbatches M.
-    Objective: the largest time per sample of any stage; compute and communication do not
-    overlap, both ends of a cut pay for it. Cost model: one flat bandwidth, equal devices. Memory: a
-    stage keeps ceil(k/d) microbatches, k = devices of this and all later stages.
+    Objective: the largest time per sample of any stage. Compute and communication do not overlap,
+    and the transfer over a cut counts on both of its sides. Cost model: one flat bandwidth, equal
+    devices. Memory: a stage keeps ceil(k/d) microbatches, k = devices of this and all later stages.
     Differs: no tensor parallelism, so their number s of stage replicas equals k and needs no axis.
-    Recomputation is decided for a stage, not for a layer. Where nothing fits into memory,
-    memory is ignored. Devices may stay unused, as in the original. Run with 1F1B and a barrier.
+    A whole stage recomputes or not, instead of each layer. If nothing fits into memory, memory is
+    ignored. Devices may stay unused, as in the original. Run with 1F1B and a barrier.
 
 Complexity: O(L^2 D^2).
 """
@@ -42,7 +42,7 @@ def plan_piper(problem: Problem) -> Draft:
 
 
 def split_piper(cost: CostModel, view: ClusterView, num_microbatches: int) -> Split:
-    """The stages of which the slowest takes the least time per microbatch."""
+    """The stages whose slowest one takes the least time for a microbatch."""
     within = _solve(cost, view, num_microbatches, view.memory_bytes)
     if within.stages:
         return within
@@ -50,7 +50,7 @@ def split_piper(cost: CostModel, view: ClusterView, num_microbatches: int) -> Sp
 
 
 def _solve(cost: CostModel, view: ClusterView, num_microbatches: int, memory_bytes: float) -> Split:
-    """Without stages where nothing fits into `memory_bytes`."""
+    """The best split; one without stages if nothing fits into `memory_bytes`."""
     num_layers, num_devices = len(cost.forward_ms_L), view.num_devices
     table = _StageTimes(cost, view, num_microbatches, memory_bytes)
     best_ms = np.full((num_devices + 1, num_layers + 1), np.inf)  # [k, l]
@@ -88,7 +88,7 @@ def _solve(cost: CostModel, view: ClusterView, num_microbatches: int, memory_byt
 
 
 class _StageTimes:
-    """TPS of every range of layers, infinite where it does not fit."""
+    """TPS of every range of layers; infinite if the range does not fit into memory."""
 
     def __init__(
         self, cost: CostModel, view: ClusterView, num_microbatches: int, memory_bytes: float
@@ -113,7 +113,7 @@ class _StageTimes:
         self._cache: dict[tuple[int, int], Floats] = {}
 
     def stage_ms(self, d: int, in_flight: int) -> Floats:
-        """[l, j]: layers l..j-1 on d devices."""
+        """[l, j]: the time of layers l..j-1 on d devices."""
         in_flight = min(in_flight, self._num_microbatches) if self._limited else 1
         key = (d, in_flight)
         if key not in self._cache:
@@ -129,7 +129,7 @@ class _StageTimes:
         return self._cache[key]
 
     def needs_recompute(self, in_flight: int, start: int, end: int) -> bool:
-        """Whether the stage only fits if activations are computed again."""
+        """Whether the stage fits into memory only with recomputation."""
         in_flight = min(in_flight, self._num_microbatches)
         return self._limited and not bool(self._fits(in_flight)[start, end])
 

@@ -1,18 +1,19 @@
 """The cluster as published planners see it: equal devices, equal hosts, one or two bandwidths.
 
-The published cost models know no single links. Each assumes one bandwidth everywhere (flat), or one
-inside a host and one between hosts (hierarchical), and most assume equal devices. What they
-plan with is derived here, once for all of them; their plans are then judged on the real cluster.
+The published cost models do not know single links. Each assumes one bandwidth everywhere (flat),
+or one inside a host and one between hosts (hierarchical). Most assume equal devices. This module
+derives these numbers from the real cluster, once for all baselines. Their plans are then judged on
+the real cluster.
 
-- A bandwidth of a view is the harmonic mean over the ordered pairs of devices that it stands for:
-  bytes divided by it is the mean time over these pairs. `docs/baselines.md` compares it with other
-  averages, most of which make the baselines slower. Latencies are left out, as published.
+- A bandwidth of a view is the harmonic mean over its ordered pairs of devices. So bytes divided by
+  this bandwidth is the mean time over the pairs. `docs/baselines.md` compares other averages; most
+  of them make the baselines slower. Latencies are left out, as published.
 - The speed of a view is the median over its devices.
-- Ranks run host by host, hosts in the order of their first device, as launchers hand them out.
-- All of them assume that any two devices can talk. Where the cluster has gaps, a planner that
-  replicates gets devices that can all talk to one another, one that builds a plain chain gets a
-  chain of neighbours. Both are found greedily (the largest would be NP-hard) and are the whole
-  cluster where nothing is missing.
+- Ranks run host by host, hosts in the order of their first device, as launchers number them.
+- All baselines assume that any two devices can talk. If the cluster has missing links, a planner
+  that replicates gets devices that can all talk to one another. A planner that builds a plain chain
+  gets a chain of neighbours that can talk. Both are found greedily, because finding the largest is
+  NP-hard. If no link is missing, both are the whole cluster.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import CostModel, Floats, median
+from pipeplan.cost import CostModel, Floats, median, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import SCHEDULES
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 MAX_SEEDS = 64
-"""Devices from which a clique or a chain is grown on a cluster with gaps; the best one counts."""
+"""With missing links: from so many devices a clique or a chain is grown; the largest counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,14 @@ class ClusterView:
     hosts: tuple[tuple[int, ...], ...]
     """The same devices, divided by host."""
     flat_bytes_per_ms: float
-    """Between any two; infinite where there is only one device."""
+    """Between any two; infinite if there is only one device."""
     inside_bytes_per_ms: float
-    """Between two of one host; the flat one where no host has two."""
+    """Between two devices of one host; the flat bandwidth if no host has two."""
     between_bytes_per_ms: float
-    """Between two hosts; the flat one where there is only one host."""
+    """Between two hosts; the flat bandwidth if there is only one host."""
     speed: float
     memory_bytes: float
-    """Of the smallest device; infinite where none has a limit."""
+    """Of the smallest device; infinite if no device has a limit."""
 
     @property
     def num_devices(self) -> int:
@@ -66,7 +67,7 @@ class ClusterView:
 
     @property
     def group_size(self) -> int:
-        """The largest number that divides every host into groups of that many devices."""
+        """The greatest common divisor of the hosts' numbers of devices."""
         return gcd(*(len(host) for host in self.hosts))
 
     @property
@@ -100,7 +101,7 @@ def view_cluster(cost: CostModel) -> ClusterView:
 
 
 def chained_ranks(cost: CostModel) -> tuple[int, ...]:
-    """Devices in an order in which each can talk to the next one: ranks, if that is possible."""
+    """Devices in an order in which each can talk to the next one; if possible by rank."""
     connected_DD = cost.connected_DD()
     ranks = _ranks(cost)
     if all(connected_DD[u, v] for u, v in pairwise(ranks)):
@@ -111,9 +112,9 @@ def chained_ranks(cost: CostModel) -> tuple[int, ...]:
 
 
 def range_sums(values_L: Floats) -> Floats:
-    """Entry [i, j] is the sum over layers i..j-1; zero where j <= i. Shape [L + 1, L + 1]."""
-    prefix = np.concatenate(([0.0], np.cumsum(values_L)))
-    sums: Floats = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
+    """Entry [i, j] is the sum over layers i..j-1, and zero if j <= i. Shape [L + 1, L + 1]."""
+    before = prefix_sums(values_L)
+    sums: Floats = np.maximum(before[None, :] - before[:, None], 0.0)
     return sums
 
 
@@ -129,7 +130,7 @@ def fastest(drafts: Sequence[Draft]) -> Draft:
 
 
 def _mean_rate(bytes_per_ms: Floats, otherwise: float) -> float:
-    """The harmonic mean; exact where all are equal, so that ties between plans stay ties."""
+    """The harmonic mean; exact if all rates are equal, so that equal plans stay equal."""
     if not bytes_per_ms.size:
         return otherwise
     if (bytes_per_ms == bytes_per_ms[0]).all():
@@ -146,7 +147,7 @@ def _ranks(cost: CostModel) -> list[int]:
 
 
 def _connected_ranks(cost: CostModel) -> tuple[int, ...]:
-    """The largest clique that grows from any one device, neighbours of high degree first."""
+    """The largest clique found: grown from each device, neighbours of high degree first."""
     connected_DD = cost.connected_DD()
     ranks = _ranks(cost)
     if connected_DD.all():
@@ -168,7 +169,7 @@ def _connected_ranks(cost: CostModel) -> tuple[int, ...]:
 def _grow_chain(
     connected_DD: NDArray[np.bool_], ranks: Sequence[int], start: int
 ) -> tuple[int, ...]:
-    """A chain from `start`, at each step to the free neighbour with the fewest free neighbours."""
+    """A chain from `start`: each step to the free neighbour with the fewest free neighbours."""
     free = set(ranks) - {start}
     chain = [start]
     while True:

@@ -1,1 +1,1 @@
-"""Our planners: one algorithm a file. `pipeplan.planning.door` is the way to them."""
+"""Our planners: one algorithm a file. Call them through `pipeplan.planning.door`."""

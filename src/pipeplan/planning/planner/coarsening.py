@@ -1,9 +1,9 @@
-"""Fewer, larger layers to plan with, where a model has more than planning can look at.
+"""Merge the layers of a long model, so that planning on it is quick.
 
-Neighbours with the least work between them are merged, sooner where the cut between them is
-expensive, down to the number of layers asked for. That can lose. Local search works on the layers
-as they were and finds most of it again. The rest shows in the gap to the bound, which is proved
-without merging.
+Two neighbours are merged if their work together is small and if a cut between them would be
+expensive. This goes on down to the number of layers asked for. Merging can lose the best plan.
+Local search works on the original layers and finds most of the loss again. The rest shows in the
+gap to the bound, which is proved without merging.
 
 Complexity: O(L log L).
 """
@@ -18,17 +18,17 @@ from pipeplan.profile import ModelProfile, merged_layer
 
 __all__ = ["CoarseModel", "coarsen"]
 
-EXPENSIVE_CUT = 0.5
-"""How much a cut with the median number of bytes counts, in groups of average work."""
+MEDIAN_CUT_PRICE = 0.5
+"""The price of merging over a cut of median size, where the work of an average group is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseModel:
-    """A model with merged layers, and where they end in the model as it was."""
+    """A model with merged layers, and where each of them ends in the original model."""
 
     cost: CostModel
     end_layer: tuple[int, ...]
-    """For each coarse layer one past the last layer that it holds."""
+    """For each merged layer one past its last original layer."""
 
     def refine(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         """Stages of this model as stages of the model as it was."""
@@ -40,7 +40,7 @@ class CoarseModel:
 
 
 def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
-    """The model with at most `max_layers` layers, each of which holds neighbours."""
+    """The model with at most `max_layers` layers, each of them merged from neighbours."""
     ends = list(range(1, len(cost.forward_ms_L) + 1))
     if len(ends) <= max_layers:
         return CoarseModel(cost=cost, end_layer=tuple(ends))
@@ -84,14 +84,14 @@ def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[i
     def merge_price(end: int) -> tuple[float, int]:
         cheapness = min(2.0, median_bytes / max(cut_bytes[end], 1.0))
         joint_ms = group_ms[end] + group_ms[after[end]]
-        return (joint_ms / average_ms + EXPENSIVE_CUT * cheapness, end)
+        return (joint_ms / average_ms + MEDIAN_CUT_PRICE * cheapness, end)
 
     queue = [merge_price(end) for end in after]
     heapq.heapify(queue)
     while len(group_ms) > max_layers:
         price, end = heapq.heappop(queue)
         if end not in after or merge_price(end)[0] != price:
-            continue  # merged away, or out of date: its present price is in the queue too
+            continue  # merged already, or an old price: the new one is in the queue too
         behind = after.pop(end)
         group_ms[behind] += group_ms.pop(end)
         if end in before:

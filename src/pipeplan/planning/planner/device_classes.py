@@ -1,4 +1,4 @@
-"""How many sets of devices there are to plan on, counting exchangeable devices as one kind."""
+"""The number of device sets to plan on, if exchangeable devices count as one kind."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ __all__ = ["num_set_triples"]
 
 
 def num_set_triples(classes: Sequence[int]) -> int:
-    """How many (first set, next set, rest) there are: what planning on sets takes time for.
+    """The number of triples (first set, next set, rest): planning on sets takes so many steps.
 
-    `classes` says for each device which class of exchangeable devices it belongs to.
+    `classes` has for each device the number of its class of exchangeable devices.
     """
     product = 1
     for count in Counter(classes).values():

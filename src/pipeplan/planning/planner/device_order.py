@@ -3,9 +3,9 @@
 Reference:
     Luo et al. 2022, arXiv:2204.10562, "recursive device ordering". Stages will occupy
     consecutive devices of the order.
-    Differs: the paper leaves open which side of a cut comes first; here the side with the
-    lowest device index. Parts without any path between them have no common order at all;
-    `connected_parts` gives these, so that each is planned for on its own.
+    Differs: the paper leaves open which side of a cut comes first. Here it is the side with the
+    lowest device index. Parts without any path between them have no common order. Planners plan
+    on each of these parts (`connected_parts`) separately.
 
 Complexity: up to D - 1 minimum cuts of O(D^3) each (`_core/min_cut.cpp`).
 """
@@ -42,7 +42,7 @@ def recursive_device_order(
 
 
 def connected_parts(cost: CostModel) -> list[list[int]]:
-    """The devices, divided into the parts that have no path to one another."""
+    """The devices in groups; there is no path between two groups."""
     connected_DD = cost.connected_DD()
     parts: list[list[int]] = []
     unseen = set(range(len(connected_DD)))

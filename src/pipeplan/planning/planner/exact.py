@@ -1,18 +1,18 @@
-"""The optimum itself, by constraint programming: for tiny instances, and as the tests' oracle.
+"""The optimum, by constraint programming: for tiny instances, and as an oracle for tests.
 
-Two questions. For a plan whose stages are fixed: which schedule is fastest? For a tiny instance:
-which plan is? The second tries all cuts and all sets of devices in the order of their
-fixed-plan bound, and asks the first about each that could still win.
+It answers two questions. For fixed stages: which schedule is the fastest? For a tiny instance:
+which plan is the fastest? The second answer tries all cuts and all sets of devices in the order of
+their fixed-plan bound. It asks the first question about each that could still win.
 
-The model has an interval for each block and each transfer. Microbatches are alike, so they may go
-through every stage in one order without loss (exchange two that do not), and with equal lengths in
-a direction first come first served is as good as any order of transfers. Times are rounded down to
-whole ticks, so the solver's bound holds for the real costs. With half duplex the solver may order
-the two directions of a channel freely, which the rule of the cost model does not: there its answer
-is a lower bound, and the plan is simulated under the real rule.
+The constraint model has an interval for each block and each transfer. It fixes two orders without
+loss (docs/theory.md, section 7). All microbatches cost the same, so they go through every stage in
+one order. Transfers in one direction take equally long, so they are served in the order of arrival.
+Times are rounded down to whole ticks, so the solver's bound holds for the real costs. With half
+duplex, the solver may order the two directions of a channel freely, but the cost model has a rule
+for it. So there the solver's answer is only a lower bound; the simulation follows the rule.
 
-Needs the extra `exact` (ortools). Solved by one worker with a deterministic limit, so that
-the same input gives the same plan.
+Needs the extra `exact` (ortools). One worker solves it with a deterministic limit, so that the same
+input gives the same plan.
 """
 
 import itertools
@@ -38,16 +38,16 @@ from pipeplan.simulator import Codes, run_schedule
 __all__ = ["OptimalSchedule", "all_placements", "optimal_schedule", "plan_exact"]
 
 TICKS = 10_000_000
-"""The longest schedule takes about this many ticks."""
+"""Ticks in the longest schedule, about."""
 MAX_PLACEMENTS = 200_000
-"""More plans than this are not tried one by one."""
+"""Up to this number of plans, all are tried."""
 DETERMINISTIC_LIMIT = 60.0
 """For one schedule, in the solver's own seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimalSchedule:
-    """The fastest order found for given costs, and what is proved about it."""
+    """The fastest order found for given costs, with a lower bound on all orders."""
 
     codes: Codes
     iteration_ms: float
@@ -63,9 +63,9 @@ def optimal_schedule(
     limit: float = DETERMINISTIC_LIMIT,
     deadline: float = math.inf,
 ) -> OptimalSchedule | None:
-    """The fastest schedule of a fixed plan; None where none is faster than `upper_ms`.
+    """The fastest schedule of fixed stages; None if none is faster than `upper_ms`.
 
-    The solver stops at `deadline`, on the clock of `time.monotonic`, with what it has proved.
+    At `deadline`, on the clock of `time.monotonic`, the solver stops with its best result so far.
     """
     cp_model = _import_cp_model()
     pe = run_pe(costs, num_microbatches)
@@ -88,7 +88,7 @@ def optimal_schedule(
         )
     codes = problem.codes(solver)
     run = run_schedule(costs, codes)
-    if pe.iteration_ms < run.iteration_ms:  # by rounding, or by the rule of half duplex
+    if pe.iteration_ms < run.iteration_ms:  # because of rounding, or of the rule for half duplex
         run = pe
     return OptimalSchedule(
         codes=run.order_SM2,
@@ -100,8 +100,8 @@ def optimal_schedule(
 def _solve(solver: Any, model: Any) -> Any:
     """The status of the solver; Ctrl-C stops it and raises KeyboardInterrupt.
 
-    By itself the solver would take Ctrl-C for a wish to end early, and its last schedule would
-    pass for the result. Only another thread can stop it, so it does not run in this one.
+    By itself the solver ends early at Ctrl-C, and its last schedule would look like the result.
+    Only another thread can stop the solver, so it runs in a thread of its own.
     """
     solver.parameters.catch_sigint_signal = False
     solved: Future[Any] = Future()
@@ -112,7 +112,7 @@ def _solve(solver: Any, model: Any) -> Any:
         except BaseException as problem:
             solved.set_exception(problem)
 
-    # A daemon: while it simplifies the model, the solver does not notice that it shall stop.
+    # A daemon, because the solver does not notice `stop_search` while it simplifies the model.
     threading.Thread(target=solve, daemon=True).start()
     try:
         return solved.result()
@@ -181,7 +181,7 @@ class _ScheduleModel:
         return [self.model.new_fixed_size_interval_var(start, length, "") for start in starts]
 
     def codes(self, solver: Any) -> Codes:
-        """The order of blocks in the solution; blocks of no length in an order that can run."""
+        """The order of blocks in the solution; of blocks that start together, forwards first."""
         rows = []
         for n in range(self.num_stages):
             blocks = [
@@ -212,7 +212,7 @@ def plan_exact(problem: Problem) -> Draft:
         if bound_ms >= best.iteration_ms * (1 - 1e-9):
             break
         if time.monotonic() >= problem.deadline:
-            lower_ms = min(lower_ms, bound_ms)  # this one and all behind it are open
+            lower_ms = min(lower_ms, bound_ms)  # this one and all after it are open
             break
         found = optimal_schedule(costs, num_microbatches, deadline=problem.deadline)
         assert found is not None, "without an upper limit there is always an answer"
@@ -240,7 +240,7 @@ def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
 
 
 def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
-    """Every way to cut the layers and to give the stages sets of devices that have paths.
+    """Every way to cut the layers into stages and to give each a set of connected devices.
 
     No set is larger than `cost.max_replicas`.
     """
@@ -262,12 +262,12 @@ def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
                 try:
                     cost.pipeline_costs(stages)
                 except PlanFileError:
-                    break  # the sets lack a path, wherever the cuts are
+                    break  # the sets lack a path, for all cuts
                 yield stages
 
 
 def _num_placements(num_layers: int, num_devices: int) -> int:
-    """An upper bound on how many there are."""
+    """An upper bound on the number of placements."""
     return sum(
         (num_stages + 1) ** num_devices * math.comb(num_layers - 1, num_stages - 1)
         for num_stages in range(1, min(num_layers, num_devices) + 1)

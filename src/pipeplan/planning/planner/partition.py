@@ -4,7 +4,7 @@ Reference:
     Luo et al. 2022, arXiv:2204.10562, "partition, replication and mapping". Their W(l, x, r, i)
     is the bottleneck of the first l layers as x stages on the first i devices, the last stage on
     the last r of these. Optimal for its order and objective, for each number of stages.
-    Differs: see `_core/partition.cpp`, where the recursion stands; the result is the same.
+    Differs: the recursion in `_core/partition.cpp` takes fewer steps; the result is the same.
 
 Complexity: O(L D^3 + L^2 D^2) for each number of stages, less with a limit.
 """
@@ -40,7 +40,7 @@ def best_partitions(
     num_threads: int = 1,
     deadline: float = np.inf,
 ) -> list[Partition]:
-    """For each number of stages the partition with the least bottleneck, where there is one.
+    """For each number of stages the partition with the least bottleneck, if there is one.
 
     Devices at the end of the order may stay unused. Partitions with a bottleneck above
     `limit_ms` are left out.

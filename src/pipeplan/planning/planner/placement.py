@@ -1,4 +1,4 @@
-"""Stages as planners hold them, and as kernels read and write them."""
+"""Stages of planners to plans of kernels, and back."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ def placed_stages(
     order: Sequence[int] | None = None,
     end_layer: Sequence[int] | None = None,
 ) -> tuple[Stage, ...]:
-    """The stages of a plan that a kernel wrote.
+    """The stages of a plan from a kernel.
 
-    `order` says which device the kernel's k-th one is, `end_layer` where the kernel's k-th layer
-    ends in the model; by default they are the same.
+    The kernel's k-th device is `order[k]`, and its k-th layer ends at `end_layer[k]` of the model.
+    By default the kernel's devices and layers are those of the cluster and the model.
     """
     ends = placed.end_layer if end_layer is None else [end_layer[k - 1] for k in placed.end_layer]
     return tuple(

@@ -1,7 +1,7 @@
-"""No schedule runs given stages in less time than this: the fixed-plan bound.
+"""The fixed-plan bound: no schedule runs given stages in less time.
 
-Suffix recurrences over the stages (`_core/bound.hpp`, docs/theory.md), O(S). It is the
-objective of the planners and, for a plan at hand, a proof.
+Recurrences over the stages, from the last to the first (`_core/bound.hpp`, docs/theory.md), O(S).
+Planners minimise this bound. For a plan it is a proof.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,6 @@ __all__ = ["plan_bound_ms"]
 def plan_bound_ms(
     costs: PipelineCosts, num_microbatches: int, caps: Sequence[int] | None = None
 ) -> float:
-    """The least time of an iteration under any schedule that holds the caps on microbatches."""
+    """A lower bound on the iteration; `caps` limit the microbatches that each stage holds."""
     caps_S = np.array(caps or [num_microbatches] * costs.num_stages, dtype=np.int32)
     return _core.plan_bound(costs.for_kernels(), num_microbatches, caps_S)

@@ -3,8 +3,9 @@
 Reference:
     Luo et al. 2022, arXiv:2204.10562, SPP = RDO, PRM for every number of stages, PE for each,
     the fastest kept.
-    Differs: devices without a path to one another are planned for part by part. An iteration never
-    takes less than its bottleneck, so once a plan is known, PRM leaves out what cannot beat it.
+    Differs: if the cluster has parts without a path between them, each part is planned separately.
+    An iteration never takes less than its bottleneck. So once a plan is known, PRM leaves out
+    partitions with a larger bottleneck.
 
 Guarantee: with W the bottleneck that PRM found for S stages, the iteration takes at most
 (1 + (4S - 4)/M) * W + max all-reduce, and no plan on the same device order and number of
@@ -24,7 +25,7 @@ from pipeplan.schedules import run_pe, schedule_guarantee_ms
 __all__ = ["execute_pe", "plan_spp"]
 
 FEW_STAGES = 4
-"""Stage counts that are planned first, for an upper bound on what the others may cost."""
+"""Up to this number of stages is planned first: the best time prunes the other partitions."""
 
 
 def plan_spp(problem: Problem) -> Draft:
@@ -66,7 +67,7 @@ def _plan_part(problem: Problem, order: Sequence[int]) -> Draft:
 
 
 def execute_pe(cost: CostModel, stages: tuple[Stage, ...], num_microbatches: int) -> Draft:
-    """The stages under PE."""
+    """The stages with the schedule PE."""
     costs = cost.pipeline_costs(stages)
     run = run_pe(costs, num_microbatches)
     return Draft(

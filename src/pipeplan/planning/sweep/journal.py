@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from pipeplan.documents.writing import sync_folder
 from pipeplan.errors import InputError
 from pipeplan.planning.sweep.cases import Outcome, SweepRow
 
@@ -84,7 +85,7 @@ def open_journal(path: Path, digest: str) -> Iterator[Journal]:
             journal.rows.update(_parse_rows(path, complete, digest))
         else:
             journal.write({"format": JOURNAL_FORMAT, "sweep": digest})
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         yield journal
 
 
@@ -116,12 +117,3 @@ def _parse_rows(path: Path, data: bytes, digest: str) -> dict[int, SweepRow]:
         if isinstance(problem, InputError):
             raise
         raise InputError(f"{path}: is damaged ({problem}); delete it to start anew") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder: without that, a crash may lose a file that was made in it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

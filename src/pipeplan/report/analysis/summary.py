@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import Floats
+from pipeplan.cost import Floats, prefix_sums
 from pipeplan.report.analysis.items import BACKWARD, FORWARD, Items
 from pipeplan.report.analysis.memory import StageMemory
 from pipeplan.simulator import Codes
@@ -68,7 +68,7 @@ def summarise(
 def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> NDArray[np.uint8]:
     """The part of each bin that spans cover; the spans ascend and do not overlap."""
     # The time that was busy before each edge: at a span's start, and at its end, it is known.
-    before_ms = np.concatenate([[0.0], np.cumsum(end_ms - start_ms)])
+    before_ms = prefix_sums(end_ms - start_ms)
     known_ms = np.empty(2 * len(start_ms))
     known_ms[0::2], known_ms[1::2] = start_ms, end_ms
     busy_ms = np.empty(2 * len(start_ms))
