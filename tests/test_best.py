@@ -10,6 +10,7 @@ import pytest
 
 from instances import (
     even_model,
+    flat_cluster,
     model_of,
     random_cluster,
     random_costs,
@@ -27,10 +28,15 @@ from pipeplan.planning.door import plan
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.exact import all_placements, optimal_schedule
+from pipeplan.planning.planner.exact import (
+    all_placements,
+    optimal_schedule,
+    whole_sample_variants,
+)
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from pipeplan.simulator import Preference, run_list, run_schedule
 
@@ -132,7 +138,7 @@ class TestRecursions:
     def test_sets_equal_brute_force_and_the_others_bracket_them(self):
         for seed in range(60):
             rng = random.Random(seed)
-            model = random_model(rng, rng.randint(1, 5))
+            model = replace(random_model(rng, rng.randint(1, 5)), microbatch_size=12)
             cluster = random_cluster(rng, rng.randint(1, 4), gaps=seed % 2 == 0)
             cost, M = CostModel(model, cluster), rng.randint(1, 6)
             instance, V = cost.kernel_instance(M), cluster.num_devices
@@ -147,6 +153,54 @@ class TestRecursions:
             assert relaxed <= least + 1e-9
             assert work_bound_ms(cost, M) <= least + 1e-9
             assert plans
+
+    def test_whole_samples_are_not_below_the_bounds(self):
+        """Shares of whole samples count as even, whichever devices take one sample more."""
+        below_even = 0
+        for seed in range(40):
+            rng = random.Random(seed)
+            samples = rng.choice([2, 3, 4, 5])
+            model = replace(random_model(rng, rng.randint(1, 3)), microbatch_size=samples)
+            cluster = random_cluster(rng, rng.randint(2, 4))
+            cost, M = CostModel(model, cluster), rng.randint(1, 4)
+            even = list(all_placements(cost))
+            variants = [v for stages in even for v in whole_sample_variants(cost, stages)]
+            least = min(plan_bound_ms(cost.pipeline_costs(v), M) for v in (*even, *variants))
+            instance, V = cost.kernel_instance(M), cluster.num_devices
+            on_sets, _ = _core.plan_on_sets(instance, list(range(V)), 16, np.inf, 0, 1)
+            sizes = np.arange(1, V + 1, dtype=np.int32)
+            assert on_sets <= least * (1 + 1e-9)
+            assert _core.relaxed_bound(instance, sizes, 8, np.inf, 1) <= least * (1 + 1e-9)
+            least_even = min(plan_bound_ms(cost.pipeline_costs(v), M) for v in even)
+            below_even += least < least_even * (1 - 1e-9)
+        assert below_even > 3
+
+    def test_small_numbers_count_beside_large_ones(self):
+        """70 bytes behind 1e18: as a difference of prefix sums they would be 128."""
+        layers = [
+            LayerProfile(
+                name=name, forward_ms=0, backward_ms=work, output_bytes=0, parameter_bytes=size
+            )
+            for name, work, size in (("large", 1.0, 1e18), ("small", 181.0, 70.0))
+        ]
+        model = ModelProfile(name="m", microbatch_size=4, layers=tuple(layers))
+        cluster = flat_cluster(3, 1e-6)
+        made = plan(model, cluster, 1)
+        assert made.iteration_ms == pytest.approx(90.5 + 70, rel=1e-9)
+        assert made.bound.lower_bound_ms == pytest.approx(90.5 + 70, rel=1e-9)
+        assert plan(model, cluster, 1, "spp").iteration_ms == pytest.approx(90.5 + 70, rel=1e-9)
+
+    def test_the_bound_allows_for_instants(self):
+        """Ends within 1e-9 ms count as one, so tiny blocks may take less than their length."""
+        model = replace(even_model(2, 3e-6, 2.99e-6), microbatch_size=1)
+        devices = tuple(Device(name=f"d{n}", speed=1000.0) for n in range(2))
+        cluster = replace(flat_cluster(2), devices=devices)
+        stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(2))
+        costs = CostModel(model, cluster).pipeline_costs(stages)
+        for count in (1, 7, 64):
+            made = plan(model, cluster, count)
+            for rule in SCHEDULES.values():
+                assert made.bound.lower_bound_ms <= rule(costs, count).iteration_ms
 
     def test_narrow_fronts_and_buckets_stay_below(self):
         for seed in range(40):

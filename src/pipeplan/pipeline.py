@@ -3,6 +3,7 @@
 Blocks, schedules and timelines are written in `blocks`; everybody gets them from here.
 """
 
+import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -125,12 +126,19 @@ class Bound:
             raise PlanFileError("bound_limits: one stands twice; name each limit once")
 
     def gap(self, iteration_ms: float) -> float:
-        """By which fraction, at most, a plan of that time is slower than the best."""
-        return iteration_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+        """By which fraction, at most, a plan of that time is slower than the best.
+
+        Infinite where the bound is 0 and so says nothing about a plan that takes any time.
+        """
+        if not self.lower_bound_ms:
+            return math.inf if iteration_ms else 0.0
+        return iteration_ms / self.lower_bound_ms - 1
 
     def verdict(self, iteration_ms: float) -> str:
         """The certificate in words."""
         gap = self.gap(iteration_ms)
+        if gap == math.inf:
+            return "no bound on the optimum"
         return "optimal" if gap < 1e-6 else f"at most {100 * gap:.2g} % from the optimum"
 
 

@@ -29,14 +29,19 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.pipeline import Stage
 from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent
-from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
+from pipeplan.planning.planner.lower_bound import (
+    bucket_sizes,
+    certificate,
+    relaxed_bound_ms,
+    work_bound_ms,
+)
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, plain_plan
@@ -266,10 +271,9 @@ class _Search:
     def draft(self) -> Draft:
         """The best plan with its certificate."""
         draft = self.incumbent.draft()
-        lower_bound_ms = min(self.bound_ms, draft.iteration_ms)
         return replace(
             draft,
-            bound=Bound(lower_bound_ms=lower_bound_ms, scope=BoundScope.EVEN_SHARES),
+            bound=certificate(self.problem, self.bound_ms, draft.iteration_ms),
             notes={"bound": self.bound_name},
         )
 

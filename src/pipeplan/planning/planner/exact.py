@@ -28,14 +28,21 @@ import numpy as np
 
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import InputError, PlanFileError
-from pipeplan.pipeline import Bound, BoundScope, Stage
+from pipeplan.pipeline import Stage
 from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe
 from pipeplan.simulator import Codes, run_schedule
 
-__all__ = ["OptimalSchedule", "all_placements", "optimal_schedule", "plan_exact"]
+__all__ = [
+    "OptimalSchedule",
+    "all_placements",
+    "optimal_schedule",
+    "plan_exact",
+    "whole_sample_variants",
+]
 
 TICKS = 10_000_000
 """Ticks in the longest schedule, about."""
@@ -201,13 +208,17 @@ def plan_exact(problem: Problem) -> Draft:
     if _num_placements(len(cost.forward_ms_L), len(cost.speed_D)) > MAX_PLACEMENTS:
         return _with_optimal_schedule(problem, best)
     placements = []
+    others_ms = math.inf  # no plan with whole samples, which count as even too, takes less
     for stages in all_placements(cost):
         costs = cost.pipeline_costs(stages)
         bound_ms = plan_bound_ms(costs, num_microbatches)
         if bound_ms < best.iteration_ms * (1 - 1e-9):
             placements.append((bound_ms, stages, costs))
+        for variant in whole_sample_variants(cost, stages):
+            costs = cost.pipeline_costs(variant)
+            others_ms = min(others_ms, plan_bound_ms(costs, num_microbatches))
     placements.sort(key=lambda placement: placement[0])
-    lower_ms = best.iteration_ms
+    lower_ms = min(best.iteration_ms, others_ms)
     for bound_ms, stages, costs in placements:
         if bound_ms >= best.iteration_ms * (1 - 1e-9):
             break
@@ -221,7 +232,7 @@ def plan_exact(problem: Problem) -> Draft:
             best = Draft(stages=stages, codes=found.codes, iteration_ms=found.iteration_ms)
     return replace(
         best,
-        bound=Bound(lower_bound_ms=min(lower_ms, best.iteration_ms), scope=BoundScope.EVEN_SHARES),
+        bound=certificate(problem, lower_ms, best.iteration_ms),
         notes={"bound": "exact"},
     )
 
@@ -264,6 +275,34 @@ def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
                 except PlanFileError:
                     break  # the sets lack a path, for all cuts
                 yield stages
+
+
+def whole_sample_variants(
+    cost: CostModel, stages: tuple[Stage, ...]
+) -> Iterator[tuple[Stage, ...]]:
+    """The stages with whole samples divided as evenly as can be, where that is not quite even.
+
+    Where the devices do not divide the samples, some of them take one sample more; all choices of
+    these are given. Such shares count as even.
+    """
+    samples = cost.model.microbatch_size
+    choices = []
+    for stage in stages:
+        size, more = stage.num_replicas, samples % stage.num_replicas
+        shares: list[tuple[float, ...] | None] = [None]
+        if more and size <= samples:
+            shares += [
+                tuple((samples // size + (n in chosen)) / samples for n in range(size))
+                for chosen in itertools.combinations(range(size), more)
+            ]
+        choices.append(shares)
+    for chosen_shares in itertools.product(*choices):
+        if not any(chosen_shares):
+            continue
+        yield tuple(
+            stage if shares is None else replace(stage, shares=shares)
+            for stage, shares in zip(stages, chosen_shares, strict=True)
+        )
 
 
 def _num_placements(num_layers: int, num_devices: int) -> int:

@@ -15,11 +15,14 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.cost import CostModel
+from pipeplan.pipeline import Bound, BoundLimit, BoundScope
+from pipeplan.planning.problem import Problem
 
-__all__ = ["bucket_sizes", "relaxed_bound_ms", "work_bound_ms"]
+__all__ = ["bucket_sizes", "certificate", "relaxed_bound_ms", "work_bound_ms"]
 
 EXACT_SIZES_UPTO = 32
 """More devices than this, and set sizes are taken in groups."""
+INSTANT_MS = 1e-9
 MAX_RELAXED_STEPS = 6e8
 """Devices times groups of sizes times layers squared: about two nanoseconds each."""
 
@@ -28,6 +31,22 @@ def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
     """All microbatches' work spread over all devices, without any loss."""
     work_ms = float((cost.forward_ms_L + cost.backward_ms_L).sum())
     return num_microbatches * work_ms / float(cost.speed_D.sum())
+
+
+def certificate(problem: Problem, bound_ms: float, iteration_ms: float) -> Bound:
+    """The bound as a plan carries it.
+
+    Ends within an instant of 1e-9 ms count as one, so everything that runs may be shorter by that
+    much than its length (rule 7). Each term of the bounds adds up at most 2M blocks or transfers
+    and one way through all stages and back; by so many instants the bound is lowered.
+    """
+    most_stages = min(problem.model.num_layers, problem.cluster.num_devices)
+    num_terms = 2 * problem.num_microbatches + 4 * most_stages + 8
+    lower_bound_ms = min(bound_ms, iteration_ms) - num_terms * INSTANT_MS
+    limits = (BoundLimit.WHOLE_SAMPLES,) if problem.runnable else ()
+    return Bound(
+        lower_bound_ms=max(0.0, lower_bound_ms), scope=BoundScope.EVEN_SHARES, limits=limits
+    )
 
 
 def relaxed_bound_ms(
