@@ -140,7 +140,7 @@ TABLE = tuple(
         published=published,
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
-        (8, _SMALL, 10, 256, _FROM_BEST, 6e6, None),
+        (8, _SMALL, 10, 256, _MIXED, 6e6, None),
         (16, _MEDIUM, 5, 256, _MIXED, 30e6, None),
         (32, _MEDIUM, 5, 256, _MIXED, 30e6, _QUICK),
         (64, _LARGE, 5, 256, _MIXED, 40e6, _QUICK),
