@@ -475,15 +475,14 @@ class TestByHand:
         assert _core.relaxed_bound(instance, np.array([2], np.int32), 16, np.inf, 1) <= alone
 
     def test_the_relaxed_bound_shares_what_groups_send(self):
-        """Two pairs, fast inside and slow between: a stage each is a plan, and takes 70 ms."""
-        rates = np.ones((4, 4))
-        rates[0, 1] = rates[1, 0] = rates[2, 3] = rates[3, 2] = 1e9
-        instance = one_instance(layers=[(10, 10, 40, 40, 1e6)] * 2, rates=rates)
+        """At most two replicas: two stages of two devices are a plan, and take 70 ms."""
+        instance = one_instance(layers=[(10, 10, 40, 40, 0)] * 2, rates=np.ones((4, 4)), most=2)
         plan = _core.PlacedPlan(instance, [1, 2], [[0, 1], [2, 3]])
-        exists_ms = 5 + 10 + 4 * 10 + 10 + 5 + 0.001
-        assert min(_core.rule_times(instance, plan, np.inf)) == pytest.approx(exists_ms, rel=1e-3)
-        bound = _core.relaxed_bound(instance, np.array([2, 4], np.int32), 16, np.inf, 1)
-        assert bound <= exists_ms
+        exists_ms = 5 + 10 + 4 * 10 + 10 + 5
+        assert min(_core.rule_times(instance, plan, np.inf)) == pytest.approx(exists_ms)
+        for buckets in ([2, 4], [2, 3, 4], [1, 2, 4]):
+            bound = _core.relaxed_bound(instance, np.array(buckets, np.int32), 16, np.inf, 1)
+            assert bound <= exists_ms * (1 + 1e-9)
 
     def test_the_relaxed_bound_knows_stars(self):
         """One device has fast links to three, which have slow ones: just enough for two stages."""
@@ -508,6 +507,11 @@ class TestByHand:
             ):
                 assert found == pytest.approx(single)
             assert len(_core.partition(instance, 2, np.inf, 1)) == 1
+            for _, plans in (
+                _core.plan_on_order(instance, sizes_upto(2), 16, np.inf, 9, 1),
+                _core.plan_on_sets(instance, [0, 1], 16, np.inf, 9, 1),
+            ):
+                assert all(len(placed.devices) == len(placed.devices[0]) == 1 for placed in plans)
 
     def test_few_sizes_see_every_link(self):
         """Sizes that are no neighbours add several devices at once; each of their links counts."""

@@ -85,7 +85,12 @@ class TestInstances:
         rates = np.arange(1.0, 10.0).reshape(3, 3)
         for half, most in ((False, 1), (True, 2)):
             whole = instance(
-                bytes_per_ms=rates, latency_ms=rates / 7, half_duplex=half, max_replicas=most
+                bytes_per_ms=rates,
+                latency_ms=rates,
+                gradient_bytes=np.zeros(2),
+                half_duplex=half,
+                num_microbatches=8,
+                max_replicas=most,
             )
             part = whole.on_devices([2, 0])
             apart = _core.PlacedPlan(part, [1, 2], [[0], [1]])
