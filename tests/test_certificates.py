@@ -48,7 +48,7 @@ def draft_of(stages=ONE_STAGE, iteration_ms=1.0, num_microbatches=2, **fields) -
 def open_problem(seed: int = 6):
     """A problem of which `best` cannot prove the optimum."""
     rng = random.Random(seed)
-    return make_problem(random_model(rng, 14), random_cluster(rng, 10), 3, effort=0.05)
+    return make_problem(random_model(rng, 30), random_cluster(rng, 14), 3, effort=0.05)
 
 
 class TestIncumbent:
@@ -146,7 +146,7 @@ class TestBest:
         problem = open_problem()
         usual = plan_best(problem)
         assert usual.bound.gap(usual.iteration_ms) > 1e-6
-        stages = (Stage(layers=range(14), devices=(3,)),)
+        stages = (Stage(layers=range(30), devices=(3,)),)
         # Its word counts here, even below the bound; the door looks at what it really takes.
         fast = draft_of(stages, usual.bound.lower_bound_ms / 2, 3)
         made = plan_best(problem, [fast])
