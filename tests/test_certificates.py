@@ -154,6 +154,16 @@ class TestBest:
         assert made.codes.tolist() == fast.codes.tolist()
         assert made.bound.lower_bound_ms <= made.iteration_ms
 
+    def test_almost_optimal_is_not_optimal(self):
+        """A start within three percent of the bound does not end the search for a better one."""
+        problem = open_problem()
+        bound_ms = plan_best(problem).bound.lower_bound_ms
+        near, nearer = (
+            draft_of((Stage(layers=range(30), devices=(device,)),), factor * bound_ms, 3)
+            for device, factor in ((1, 1.0 + 1e-4), (2, 1.0 + 1e-6))
+        )
+        assert plan_best(problem, [near, nearer]).stages == nearer.stages
+
     def test_starts_are_not_made_once_the_optimum_is_known(self):
         def never():
             raise AssertionError
@@ -195,11 +205,12 @@ class TestBest:
         assert made.bound.lower_bound_ms >= work_bound_ms(problem.cost, 3) * (1 - 1e-9)
 
     def test_effort_decides_how_much_is_searched(self, monkeypatch):
-        searched = []
+        searched, targets = [], []
         real = _core.local_search
 
         def spy(instance, starts, seed, budget, target_ms, num_threads, deadline):
             searched.append((budget, deadline))
+            targets.append(target_ms)
             return real(instance, starts, seed, min(budget, 1e5), target_ms, num_threads)
 
         monkeypatch.setattr(_core, "local_search", spy)
@@ -207,7 +218,8 @@ class TestBest:
         budgets = {}
         for effort in (0.1, 1.0, 4.0):
             searched.clear()
-            plan_best(replace(problem, effort=effort))
+            made = plan_best(replace(problem, effort=effort))
+            assert max(targets) <= made.bound.lower_bound_ms * (1 + 1e-12)
             budgets[effort] = sum(budget for budget, _ in searched)
             assert all(deadline == math.inf for _, deadline in searched)
         assert budgets[0.1] < 0.2 * budgets[1.0]
