@@ -17,8 +17,10 @@ from pipeplan.validation import (
     SPEED,
     Limits,
     number_text,
+    require_choice,
     require_count,
     require_number,
+    require_text,
 )
 
 __all__ = ["CLUSTER_FORMAT", "Cluster", "Device", "Duplex", "HostGroup", "Matrix", "expand_hosts"]
@@ -50,8 +52,10 @@ class Device:
     """2.0 computes twice as fast as the reference device of the model profile."""
 
     def __post_init__(self) -> None:
-        if not self.host:
+        require_text(ClusterError, "name", self.name)
+        if self.host is None or self.host == "":
             object.__setattr__(self, "host", self.name)
+        require_text(ClusterError, "host", self.host)
         if self.memory_gb is not None:
             require_number(ClusterError, "memory_gb", self.memory_gb, MEMORY_GB)
         require_number(ClusterError, "speed", self.speed, SPEED)
@@ -98,6 +102,9 @@ class Cluster:
     """The file's content in the form it was given; None for a cluster made in Python."""
 
     def __post_init__(self) -> None:
+        require_text(ClusterError, "name", self.name)
+        duplex = require_choice(ClusterError, "duplex", self.duplex, Duplex)
+        object.__setattr__(self, "duplex", duplex)
         if not self.devices:
             raise ClusterError("devices: is empty; a cluster has at least one device")
         _require_device_count(len(self.devices))
@@ -167,8 +174,8 @@ def expand_hosts(
         document["between_hosts_gb_per_s"] = between_hosts_gb_per_s
     if latency_us != 0:
         document["latency_us"] = latency_us
-    if duplex is not Duplex.FULL:
-        document["duplex"] = duplex
+    if cluster.duplex is not Duplex.FULL:
+        document["duplex"] = cluster.duplex
     object.__setattr__(cluster, "document", document)
     return cluster
 

@@ -181,7 +181,7 @@ def require_readable(data: bytes) -> bytes:
 
 def _pretty(value: Any, indent: str) -> str:
     if _fits_one_line(value):
-        return msgspec.json.encode(value, enc_hook=_plain_number).decode()
+        return msgspec.json.encode(value, enc_hook=_plain_value).decode()
     inner = f"{indent}  "
     if isinstance(value, dict):
         entries = [f"{_pretty(key, '')}: {_pretty(value[key], inner)}" for key in value]
@@ -201,10 +201,12 @@ def _fits_one_line(value: Any) -> bool:
     return True
 
 
-def _plain_number(value: Any) -> int | float:
-    """A number of numpy's as one of Python's."""
+def _plain_value(value: Any) -> int | float | str:
+    """A number or a text of another kind, such as one of numpy, as Python's own."""
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value)
+    if isinstance(value, str):
+        return str(value)
     raise InputError(f"{excerpt(value)} cannot be written as JSON")
