@@ -362,7 +362,7 @@ def test_recursion_is_not_what_ends_deep_options(tmp_path):
     deep: dict = {}
     for _ in range(sys.getrecursionlimit() * 2):
         deep = {"a": deep}
-    with pytest.raises(PlanFileError, match="options: holds something that JSON cannot say"):
+    with pytest.raises(PlanFileError, match="options: is nested deeper than a file may be"):
         files.write_plan(small_plan(options=deep), tmp_path / "p.json")
     with pytest.raises(PlanFileError, match="options: holds a number that is not finite"):
         files.write_plan(small_plan(options={"a": math.nan}), tmp_path / "p.json")
