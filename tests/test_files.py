@@ -16,6 +16,7 @@ import yaml
 
 from instances import random_cluster, random_model
 from pipeplan import zoo
+from pipeplan.checker import check
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.documents import files, syntax
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
@@ -806,3 +807,28 @@ def test_options_at_the_limits_come_back(tmp_path):
     for name in ("plan.json", "plan.yaml"):
         files.write_plan(made, tmp_path / name)
         assert files.read_plan(tmp_path / name) == made
+
+
+@pytest.mark.parametrize("number", [1e308, -3, 1e-320, 1e10])
+def test_the_diagonal_may_hold_any_finite_number(number):
+    matrix = ((number, 2.0), (1.0, number))
+    odd = pair(bandwidth_gb_per_s=matrix, latency_us=matrix)
+    plain = ((0.0, 2.0), (1.0, 0.0))
+    model = random_model(random.Random(3), 4)
+    for planner in ("best", "spp", "dapple", "data-parallel"):
+        made = plan(model, odd, 4, planner)
+        meant = plan(model, pair(bandwidth_gb_per_s=plain, latency_us=plain), 4, planner)
+        assert (made.stages, made.predicted) == (meant.stages, meant.predicted)
+        assert check(made).ok
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), "1", None, 10**400])
+def test_the_diagonal_has_to_be_a_finite_number(number):
+    with pytest.raises(ClusterError, match=r"bandwidth_gb_per_s\[1\]\[1\]: "):
+        pair(bandwidth_gb_per_s=((0.0, 1.0), (1.0, number)))
+
+
+def test_rows_that_are_shared_are_checked_beside_the_diagonal():
+    row = (1e-9, 1.0)
+    with pytest.raises(ClusterError, match=r"bandwidth_gb_per_s\[1\]\[0\]: 1e-09 is below"):
+        pair(bandwidth_gb_per_s=(row, row))

@@ -19,6 +19,7 @@ from pipeplan.validation import (
     number_text,
     require_choice,
     require_count,
+    require_figure,
     require_number,
     require_text,
 )
@@ -215,21 +216,36 @@ def _require_device_count(num_devices: int) -> None:
 
 
 def _require_matrix(name: str, matrix: Matrix, num_devices: int, limits: Limits) -> None:
-    """Refuse a matrix of another shape, or with a number outside its limits."""
+    """Refuse a matrix of another shape, or with a number outside its limits.
+
+    The diagonal is ignored: there, any number that is finite as a float will do.
+    """
     if len(matrix) != num_devices:
         raise ClusterError(f"{name}: has {len(matrix)} rows for {num_devices} devices")
     checked: set[int] = set()  # rows may be shared
     for row, numbers in enumerate(matrix):
         if id(numbers) in checked:
             continue
-        checked.add(id(numbers))
         if len(numbers) != num_devices:
             raise ClusterError(
                 f"{name}[{row}]: has {len(numbers)} columns for {num_devices} devices"
             )
-        if not _within(numbers, limits):
-            for column, number in enumerate(numbers):
+        if _within(numbers, limits):
+            checked.add(id(numbers))
+            continue
+        _require_any_number(f"{name}[{row}][{row}]", numbers[row])
+        others = (*numbers[:row], 0.0, *numbers[row + 1 :])
+        if not _within(others, limits):
+            for column, number in enumerate(others):
                 require_number(ClusterError, f"{name}[{row}][{column}]", number, limits)
+
+
+def _require_any_number(name: str, number: Any) -> None:
+    require_figure(ClusterError, name, number, may_be_negative=True)
+    try:
+        float(number)
+    except OverflowError:
+        raise ClusterError(f"{name}: {number_text(number)} is too large a number") from None
 
 
 def _within(numbers: Sequence[Any], limits: Limits) -> bool:
