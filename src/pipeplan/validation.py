@@ -27,6 +27,7 @@ __all__ = [
     "SEED",
     "SHARE",
     "SPEED",
+    "THREADS",
     "TIME_MS",
     "Limits",
     "number_text",
@@ -64,6 +65,8 @@ OPTIMIZER_RATIO = Limits(noun="this ratio", least=0, most=1e3)
 COUNT = Limits(noun="a count", least=1, most=10**9, may_be_zero=False)
 MICROBATCHES = Limits(noun="their number", least=1, most=65_536, may_be_zero=False)
 SEED = Limits(noun="a seed", least=0, most=2**64 - 1)
+
+THREADS = Limits(noun="their number", least=1, most=1024, may_be_zero=False)
 
 MAX_DEVICES = 4096
 MAX_LAYERS = 100_000
