@@ -17,6 +17,7 @@ from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Bound, BoundScope, Kind, Plan, Schedule, Stage
 from pipeplan.planning.door import plan
+from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.replaying import replay_plan
 from pipeplan.schedules import schedule_guarantee_ms
 from pipeplan.simulator import run_schedule
@@ -134,7 +135,7 @@ def test_wrong_plans_are_refused(good, message):
     assert any(message in error for error in errors), errors
 
 
-@pytest.mark.parametrize("shares", [(0.9999988, 1.2e-6), (1 - 1e-6, 1e-6), (0.5, 0.5000009)])
+@pytest.mark.parametrize("shares", [(0.9999988, 1.2e-6), (1 - 1e-6, 1e-6), (0.5, 0.5000000009)])
 def test_shares_at_the_limits_are_fine(good, shares):
     assert structural_errors(with_stage(good, 0, shares=shares)) == []
 
@@ -689,3 +690,38 @@ def test_random_plans_are_valid_and_stop_being_so():
         assert kinds <= {"schedule", "predicted"}
         refused += not verdict.ok
     assert refused > 50
+
+
+def small_plan(forward_ms: float, parameter_bytes: float) -> Plan:
+    layer = LayerProfile(
+        name="a",
+        forward_ms=forward_ms,
+        backward_ms=forward_ms,
+        output_bytes=0,
+        parameter_bytes=parameter_bytes,
+    )
+    model = ModelProfile(name="m", microbatch_size=4, layers=(layer,))
+    cluster = expand_hosts("c", [HostGroup(devices=1, speed=100.0)])
+    return plan(model, cluster, 1, "1f1b")
+
+
+def test_small_figures_have_to_be_right_too():
+    made = small_plan(1e-6, 103)
+    assert made.iteration_ms == pytest.approx(2e-8)
+    assert check(made).ok
+    for changes in ({"iteration_ms": 0.0}, {"peak_memory_gb": {"h0d0": 0.0}}):
+        wrong = with_predicted(made, **changes)
+        (message,) = check(wrong).stale
+        assert message.startswith(f"predicted.{next(iter(changes))}")
+        assert replay_plan(wrong).warnings
+    rounded = with_predicted(made, iteration_ms=made.iteration_ms + 5e-10)
+    assert check(rounded).ok
+
+
+def test_shares_sum_to_one_exactly_but_for_rounding(good):
+    index = next(i for i, stage in enumerate(good.stages) if stage.num_replicas == 2)
+    plain = replace(good, predicted=None)
+    assert check(with_stage(plain, index, shares=(0.5, 0.5 + 1e-10))).ok
+    for shares in ((1.0, 1e-6), (0.5, 0.5 + 1e-8)):
+        (message,) = check(with_stage(plain, index, shares=shares)).errors
+        assert message.startswith(f"stages[{index}].shares: sum to 1.00000")

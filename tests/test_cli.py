@@ -398,12 +398,27 @@ def test_output_fits_80_columns_without_colour(run, command):
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("columns", ["40", "20", "1", "300"])
-def test_any_width_works(run, monkeypatch, columns):
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("40", 40), ("20", 40), ("1", 40), ("0", 40), ("300", 300), ("99999999", 1000), ("²", 80)],
+)
+def test_any_width_works(run, monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", columns)
     for command in (PLAN, ("zoo",), ("demo",)):
-        code, _, err = run(*command)
+        code, out, err = run(*command)
         assert (code, err) == (0, "")
+        assert 20 < max(len(line) for line in out.splitlines()) <= max(width, 80)
+
+
+@pytest.mark.parametrize("command", [("check", "p.json"), ("plan", "vgg19", "4x2-10g")])
+def test_a_closed_standard_output_is_one_line(command):
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    fails((done.returncode, "", done.stderr), 2, "standard output: is closed")
 
 
 def test_a_terminal_without_unicode_gets_what_it_can_show():

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from instances import random_cluster, random_model
 from pipeplan import zoo
+from pipeplan.checker import check
+from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.documents import files, syntax
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
 from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Stage
@@ -714,3 +717,118 @@ def test_json_is_laid_out_for_people():
         '{\n  "a": [1,2],\n  "b": [\n    {"x":1,"y":[1]},\n    {\n      "z": {}\n    }\n  ],\n'
         '  "c": {},\n  "d": []\n}\n'
     )
+
+
+# ------------------------------------------------------------------------------ made in Python
+
+
+def pair(**fields):
+    devices = (Device(name="a"), Device(name="b"))
+    return Cluster(
+        **{"name": "c", "devices": devices, "bandwidth_gb_per_s": ((1, 1),) * 2} | fields
+    )
+
+
+def test_duplex_as_text_is_what_it_says():
+    given, meant = pair(duplex="half"), pair(duplex=Duplex.HALF)
+    assert given.duplex is Duplex.HALF
+    model = random_model(random.Random(3), 4)
+    assert plan(model, given, 8, "1f1b") == plan(model, meant, 8, "1f1b")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pair(duplex="x"), "duplex: 'x' is none of full, half"),
+        (lambda: pair(duplex=None), "duplex: None is none of full, half"),
+        (lambda: pair(name=5), "name: 5 is not text"),
+        (lambda: Device(name=b"x"), "name: b'x' is not text"),
+        (lambda: Device(name="a", host=0), "host: 0 is not text"),
+        (lambda: replace(zoo.model("vgg19"), name=5), "name: 5 is not text"),
+        (lambda: replace(zoo.model("vgg19").layers[0], name=None), "name: None is not text"),
+        (lambda: Bound(lower_bound_ms=1, scope="x"), "bound_scope: 'x' is none of"),
+        (
+            lambda: Bound(lower_bound_ms=1, scope="any", limits=("x",)),
+            r"bound_limits\[0\]: 'x' is none of",
+        ),
+        (lambda: Stage(layers=range(1), devices=(0,), recompute="no"), "recompute: 'no' is"),
+    ],
+)
+def test_nouns_made_in_python_are_checked_like_files(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_bound_made_with_text_has_its_scope_and_limits():
+    bound = Bound(lower_bound_ms=1, scope="any", limits=("memory",))
+    assert bound.scope is BoundScope.ANY
+    assert bound.limits == (BoundLimit.MEMORY,)
+
+
+def nested(levels):
+    return [] if levels == 1 else [nested(levels - 1)]
+
+
+CIRCLE: dict[str, object] = {}
+CIRCLE.update(a=CIRCLE, b=CIRCLE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"version": None}, "version: None is not text"),
+        ({"planner": 5}, "planner: 5 is not text"),
+        ({"options": {1: 1, "1": 2}}, "options: the key 1 is not text"),
+        ({"options": {"a": [{None: 1}]}}, "options: the key None is not text"),
+        ({"options": {"a": nested(31)}}, "options: is nested deeper"),
+        ({"options": CIRCLE}, "options: is nested deeper"),
+        ({"options": {"a": {1}}}, "options: holds {1}, which JSON cannot say"),
+        ({"options": {"a": 10**5000}}, "options: holds a number with too many digits"),
+        ({"options": {"a": float("nan")}}, "options: holds a number that is not finite"),
+    ],
+)
+def test_plans_that_no_file_can_hold_are_refused(tmp_path, fields, message):
+    made = plan(random_model(random.Random(3), 4), pair(), 2, "1f1b")
+    with pytest.raises(InputError, match=re.escape(message)):
+        files.write_plan(replace(made, **fields), tmp_path / "plan.json")
+    assert not os.listdir(tmp_path)
+
+
+def test_options_at_the_limits_come_back(tmp_path):
+    made = plan(random_model(random.Random(3), 4), pair(), 2, "1f1b")
+    options = {
+        "a": nested(30),
+        "b": 2**3000 - 1,
+        "c": None,
+        "d": np.float64(1.5),
+        "e": np.str_("x"),
+    }
+    made = replace(made, options=options)
+    for name in ("plan.json", "plan.yaml"):
+        files.write_plan(made, tmp_path / name)
+        assert files.read_plan(tmp_path / name) == made
+
+
+@pytest.mark.parametrize("number", [1e308, -3, 1e-320, 1e10])
+def test_the_diagonal_may_hold_any_finite_number(number):
+    matrix = ((number, 2.0), (1.0, number))
+    odd = pair(bandwidth_gb_per_s=matrix, latency_us=matrix)
+    plain = ((0.0, 2.0), (1.0, 0.0))
+    model = random_model(random.Random(3), 4)
+    for planner in ("best", "spp", "dapple", "data-parallel"):
+        made = plan(model, odd, 4, planner)
+        meant = plan(model, pair(bandwidth_gb_per_s=plain, latency_us=plain), 4, planner)
+        assert (made.stages, made.predicted) == (meant.stages, meant.predicted)
+        assert check(made).ok
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), "1", None, 10**400])
+def test_the_diagonal_has_to_be_a_finite_number(number):
+    with pytest.raises(ClusterError, match=r"bandwidth_gb_per_s\[1\]\[1\]: "):
+        pair(bandwidth_gb_per_s=((0.0, 1.0), (1.0, number)))
+
+
+def test_rows_that_are_shared_are_checked_beside_the_diagonal():
+    row = (1e-9, 1.0)
+    with pytest.raises(ClusterError, match=r"bandwidth_gb_per_s\[1\]\[0\]: 1e-09 is below"):
+        pair(bandwidth_gb_per_s=(row, row))

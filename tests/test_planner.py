@@ -262,3 +262,35 @@ class TestPlan:
             plan(model, cluster, planner="sppp")
         with pytest.raises(InputError, match="microbatches: 0"):
             plan(model, cluster, 0)
+
+
+# ------------------------------------------------------------------------------ arguments
+
+
+def test_whole_numbers_of_any_kind_are_taken():
+    model, cluster = zoo.model("vgg19"), zoo.cluster("4x2-10g")
+    given = {"microbatches": np.int32(4), "seed": np.int64(5), "num_threads": np.uint8(1)}
+    made = plan(model, cluster, planner="spp", effort=np.float64(1), **given)
+    assert made == plan(model, cluster, 4, "spp", seed=5)
+    assert type(made.seed) is type(made.microbatches) is int
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_threads": 1025}, "num_threads: 1025 is above 1024"),
+        ({"num_threads": 0}, "num_threads: 0 is not at least 1"),
+        ({"num_threads": 1.5}, "num_threads: 1.5 is not a whole number"),
+        ({"effort": "1"}, "effort: '1' is not a number"),
+        ({"effort": None}, "effort: None is not a number"),
+        ({"effort": 10**400}, "effort: a number of about 400 digits is not within"),
+        ({"time_limit_s": "1"}, "time_limit_s: '1' is not a number"),
+        ({"time_limit_s": 10**400}, "time_limit_s: a number of about 400 digits is not"),
+        ({"planner": None}, "planner: None is not text"),
+        ({"planner": []}, "planner: .. is not text"),
+        ({"schedule": 5}, "schedule: 5 is not text"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        plan(zoo.model("vgg19"), zoo.cluster("4x2-10g"), **arguments)

@@ -27,6 +27,11 @@ __all__ = [
 
 MAX_MESSAGES = 200
 RELATIVE_TOLERANCE = 1e-6
+# How much a figure may differ besides: times by an instant, memory by a thousandth of a byte.
+INSTANT_MS = 1e-9
+MEMORY_ROUNDING_GB = 1e-12
+BUBBLE_ROUNDING = 1e-6
+SHARE_SUM_TOLERANCE = 1e-9
 PE_WARM_UP = 4
 """PE's guarantee is (M + 4(S - 1)) rounds of the bottleneck."""
 
@@ -150,8 +155,8 @@ def _check_shares(plan: Plan) -> Iterator[str]:
             yield f"{path}: {wrong:g} is not above zero"
         elif min(stage.shares) < SHARES[0] or max(stage.shares) > SHARES[1]:
             yield f"{path}: {min(stage.shares):g}..{max(stage.shares):g} is not within 1e-06..1"
-        elif abs(math.fsum(stage.shares) - 1) > RELATIVE_TOLERANCE:
-            yield f"{path}: sum to {math.fsum(stage.shares):g}, not to 1"
+        elif abs(math.fsum(stage.shares) - 1) > SHARE_SUM_TOLERANCE:
+            yield f"{path}: sum to {math.fsum(stage.shares):.12g}, not to 1"
 
 
 def _check_numbers(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
@@ -312,18 +317,26 @@ def disagreements(plan: Plan, replayed: Prediction) -> Iterator[str]:
     predicted = plan.predicted
     if predicted is None:
         return
-    yield from _differs("iteration_ms", predicted.iteration_ms, replayed.iteration_ms)
-    yield from _differs("bubble_fraction", predicted.bubble_fraction, replayed.bubble_fraction)
+    yield from _differs(
+        "iteration_ms", predicted.iteration_ms, replayed.iteration_ms, rounding=INSTANT_MS
+    )
+    yield from _differs(
+        "bubble_fraction",
+        predicted.bubble_fraction,
+        replayed.bubble_fraction,
+        rounding=BUBBLE_ROUNDING,
+    )
     if set(predicted.peak_memory_gb) != set(replayed.peak_memory_gb):
         yield "predicted.peak_memory_gb: does not name exactly the used devices"
     else:
         for name, need_gb in replayed.peak_memory_gb.items():
-            yield from _differs(
-                f"peak_memory_gb[{name!r}]", predicted.peak_memory_gb[name], need_gb
-            )
+            claimed_gb = predicted.peak_memory_gb[name]
+            path = f"peak_memory_gb[{name!r}]"
+            yield from _differs(path, claimed_gb, need_gb, rounding=MEMORY_ROUNDING_GB)
     longest_ms = replayed.schedule_guarantee_ms
     if predicted.schedule_guarantee_ms is not None and longest_ms is not None:
-        yield from _differs("schedule_guarantee_ms", predicted.schedule_guarantee_ms, longest_ms)
+        claimed_ms = predicted.schedule_guarantee_ms
+        yield from _differs("schedule_guarantee_ms", claimed_ms, longest_ms, rounding=INSTANT_MS)
         if replayed.iteration_ms > longest_ms * (1 + RELATIVE_TOLERANCE):
             yield (
                 f"predicted.schedule_guarantee_ms: {longest_ms:.9g} is broken"
@@ -332,8 +345,8 @@ def disagreements(plan: Plan, replayed: Prediction) -> Iterator[str]:
     yield from _check_bound(plan, predicted, replayed.iteration_ms)
 
 
-def _differs(field: str, claimed: float, actual: float) -> Iterator[str]:
-    if not math.isclose(claimed, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
+def _differs(field: str, claimed: float, actual: float, *, rounding: float) -> Iterator[str]:
+    if not math.isclose(claimed, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=rounding):
         yield f"predicted.{field}: says {claimed:.9g}, the replay {actual:.9g}"
 
 

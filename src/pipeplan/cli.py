@@ -37,7 +37,8 @@ def _exit_at_once(code: int) -> NoReturn:
     import atexit
 
     atexit._run_exitfuncs()  # what other packages leave on disk is removed by these
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os._exit(code)
 
 
@@ -68,6 +69,9 @@ def _invoke(arguments: Sequence[str]) -> int:
     from pipeplan.commands.shared import say
     from pipeplan.errors import PipeplanError
 
+    if sys.stdout is None:  # closed by whoever started the process
+        say("standard output: is closed; send it to a file or to /dev/null")
+        return PipeplanError.exit_code
     try:
         with commands.make_context("pipeplan", list(arguments)) as context:
             commands.invoke(context)

@@ -17,8 +17,11 @@ from pipeplan.validation import (
     SPEED,
     Limits,
     number_text,
+    require_choice,
     require_count,
+    require_figure,
     require_number,
+    require_text,
 )
 
 __all__ = ["CLUSTER_FORMAT", "Cluster", "Device", "Duplex", "HostGroup", "Matrix", "expand_hosts"]
@@ -50,8 +53,10 @@ class Device:
     """2.0 computes twice as fast as the reference device of the model profile."""
 
     def __post_init__(self) -> None:
-        if not self.host:
+        require_text(ClusterError, "name", self.name)
+        if self.host is None or self.host == "":
             object.__setattr__(self, "host", self.name)
+        require_text(ClusterError, "host", self.host)
         if self.memory_gb is not None:
             require_number(ClusterError, "memory_gb", self.memory_gb, MEMORY_GB)
         require_number(ClusterError, "speed", self.speed, SPEED)
@@ -98,6 +103,9 @@ class Cluster:
     """The file's content in the form it was given; None for a cluster made in Python."""
 
     def __post_init__(self) -> None:
+        require_text(ClusterError, "name", self.name)
+        duplex = require_choice(ClusterError, "duplex", self.duplex, Duplex)
+        object.__setattr__(self, "duplex", duplex)
         if not self.devices:
             raise ClusterError("devices: is empty; a cluster has at least one device")
         _require_device_count(len(self.devices))
@@ -167,8 +175,8 @@ def expand_hosts(
         document["between_hosts_gb_per_s"] = between_hosts_gb_per_s
     if latency_us != 0:
         document["latency_us"] = latency_us
-    if duplex is not Duplex.FULL:
-        document["duplex"] = duplex
+    if cluster.duplex is not Duplex.FULL:
+        document["duplex"] = cluster.duplex
     object.__setattr__(cluster, "document", document)
     return cluster
 
@@ -208,21 +216,36 @@ def _require_device_count(num_devices: int) -> None:
 
 
 def _require_matrix(name: str, matrix: Matrix, num_devices: int, limits: Limits) -> None:
-    """Refuse a matrix of another shape, or with a number outside its limits."""
+    """Refuse a matrix of another shape, or with a number outside its limits.
+
+    The diagonal is ignored: there, any number that is finite as a float will do.
+    """
     if len(matrix) != num_devices:
         raise ClusterError(f"{name}: has {len(matrix)} rows for {num_devices} devices")
     checked: set[int] = set()  # rows may be shared
     for row, numbers in enumerate(matrix):
         if id(numbers) in checked:
             continue
-        checked.add(id(numbers))
         if len(numbers) != num_devices:
             raise ClusterError(
                 f"{name}[{row}]: has {len(numbers)} columns for {num_devices} devices"
             )
-        if not _within(numbers, limits):
-            for column, number in enumerate(numbers):
+        if _within(numbers, limits):
+            checked.add(id(numbers))
+            continue
+        _require_any_number(f"{name}[{row}][{row}]", numbers[row])
+        others = (*numbers[:row], 0.0, *numbers[row + 1 :])
+        if not _within(others, limits):
+            for column, number in enumerate(others):
                 require_number(ClusterError, f"{name}[{row}][{column}]", number, limits)
+
+
+def _require_any_number(name: str, number: Any) -> None:
+    require_figure(ClusterError, name, number, may_be_negative=True)
+    try:
+        float(number)
+    except OverflowError:
+        raise ClusterError(f"{name}: {number_text(number)} is too large a number") from None
 
 
 def _within(numbers: Sequence[Any], limits: Limits) -> bool:

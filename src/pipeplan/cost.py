@@ -103,8 +103,11 @@ class CostModel:
         self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
         # In place, because a matrix of 4,096 devices takes 134 MB.
         self.bytes_per_ms_DD = np.array(cluster.bandwidth_gb_per_s, dtype=np.float64)
+        np.fill_diagonal(self.bytes_per_ms_DD, 0.0)  # ignored, so it may hold any number
         self.bytes_per_ms_DD *= BYTES_PER_MS_IN_GB_PER_S
         latency_ms = np.array(cluster.latency_us, dtype=np.float64)
+        if latency_ms.ndim == 2:
+            np.fill_diagonal(latency_ms, 0.0)
         latency_ms *= MS_IN_US
         self.latency_ms_DD = np.broadcast_to(latency_ms, self.bytes_per_ms_DD.shape)
         self.half_duplex = cluster.duplex is Duplex.HALF

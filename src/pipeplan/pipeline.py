@@ -27,11 +27,13 @@ from pipeplan.profile import ModelProfile
 from pipeplan.validation import (
     MICROBATCHES,
     SHARE,
+    require_choice,
     require_count,
     require_figure,
     require_number,
     require_plan_size,
     require_seed,
+    require_text,
 )
 
 __all__ = [
@@ -75,6 +77,8 @@ class Stage:
             raise InputError(f"devices: {min(self.devices)} is negative; devices count from 0")
         if len(set(self.devices)) < len(self.devices):
             raise InputError("devices: one stands twice; a device already serves its stage")
+        if not isinstance(self.recompute, bool):
+            raise InputError(f"recompute: {reprlib.repr(self.recompute)} is neither true nor false")
         if self.shares is None:
             return
         for position, share in enumerate(self.shares):
@@ -122,6 +126,13 @@ class Bound:
 
     def __post_init__(self) -> None:
         require_figure(PlanFileError, "lower_bound_ms", self.lower_bound_ms)
+        scope = require_choice(PlanFileError, "bound_scope", self.scope, BoundScope)
+        object.__setattr__(self, "scope", scope)
+        limits = tuple(
+            require_choice(PlanFileError, f"bound_limits[{i}]", limit, BoundLimit)
+            for i, limit in enumerate(self.limits)
+        )
+        object.__setattr__(self, "limits", limits)
         if len(set(self.limits)) < len(self.limits):
             raise PlanFileError("bound_limits: one stands twice; name each limit once")
 
@@ -162,6 +173,7 @@ class Prediction:
         if self.schedule_guarantee_ms is not None:
             require_figure(PlanFileError, "schedule_guarantee_ms", self.schedule_guarantee_ms)
         for name, need_gb in self.peak_memory_gb.items():
+            require_text(PlanFileError, "peak_memory_gb", name)
             require_figure(PlanFileError, f"peak_memory_gb[{name!r}]", need_gb)
 
 
@@ -186,6 +198,10 @@ class Plan:
         require_count(PlanFileError, "microbatches", self.microbatches, MICROBATCHES)
         require_plan_size(len(self.stages), self.microbatches)
         require_seed(self.seed)
+        require_text(PlanFileError, "planner", self.planner)
+        require_text(PlanFileError, "version", self.version)
+        if not isinstance(self.options, dict):
+            raise PlanFileError(f"options: {reprlib.repr(self.options)} is not a dict")
 
     @property
     def num_stages(self) -> int:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from pipeplan._core import DeadlineError
 from pipeplan.documents.text import nearest, printable
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.validation import require_text
 
 __all__ = ["PLANNER_GROUP", "SCHEDULE_GROUP", "all_names", "find", "foreign_code"]
 
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 def find(kind: str, name: str, own: Mapping[str, T], group: str) -> T:
     """Our own function of that name, else another package's; `kind` is the field in messages."""
+    require_text(InputError, kind, name)
     if name in own:
         return own[name]
     entry_point = _entry_points(group).get(name)

@@ -13,6 +13,7 @@ from pipeplan.validation import (
     TIME_MS,
     require_count,
     require_number,
+    require_text,
 )
 
 __all__ = ["LayerProfile", "ModelProfile", "merged_layer"]
@@ -39,6 +40,7 @@ class LayerProfile:
     """The part of `backward_ms` that only computes weight gradients; recorded, not yet used."""
 
     def __post_init__(self) -> None:
+        require_text(ProfileError, "name", self.name)
         for number in ("gradient_bytes", "activation_bytes"):
             if getattr(self, number) is None:
                 object.__setattr__(self, number, self.output_bytes)
@@ -72,6 +74,7 @@ class ModelProfile:
     """The file's content in the form it was given; None for a profile made in Python."""
 
     def __post_init__(self) -> None:
+        require_text(ProfileError, "name", self.name)
         require_count(ProfileError, "microbatch_size", self.microbatch_size, COUNT)
         require_number(ProfileError, "input_bytes", self.input_bytes, NUM_BYTES)
         require_number(

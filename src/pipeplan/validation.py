@@ -8,7 +8,8 @@ table for people who write files.
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from pipeplan.errors import InputError, PlanFileError
 
@@ -26,15 +27,20 @@ __all__ = [
     "SEED",
     "SHARE",
     "SPEED",
+    "THREADS",
     "TIME_MS",
     "Limits",
     "number_text",
+    "require_choice",
     "require_count",
     "require_figure",
     "require_number",
     "require_plan_size",
     "require_seed",
+    "require_text",
 ]
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,8 @@ OPTIMIZER_RATIO = Limits(noun="this ratio", least=0, most=1e3)
 COUNT = Limits(noun="a count", least=1, most=10**9, may_be_zero=False)
 MICROBATCHES = Limits(noun="their number", least=1, most=65_536, may_be_zero=False)
 SEED = Limits(noun="a seed", least=0, most=2**64 - 1)
+
+THREADS = Limits(noun="their number", least=1, most=1024, may_be_zero=False)
 
 MAX_DEVICES = 4096
 MAX_LAYERS = 100_000
@@ -110,6 +118,19 @@ def require_count(error: type[InputError], name: str, number: Any, limits: Limit
         raise error(f"{name}: {_above(whole, limits)}")
 
 
+def require_text(error: type[InputError], name: str, value: Any) -> None:
+    """Refuse what is no text, with `error`."""
+    if not isinstance(value, str):
+        raise error(f"{name}: {_short(value)} is not text")
+
+
+def require_choice(error: type[InputError], name: str, value: Any, kind: type[Choice]) -> Choice:
+    """The member of `kind` that this is, or is the text of; anything else is refused."""
+    if not isinstance(value, str) or value not in tuple(kind):
+        raise error(f"{name}: {_short(value)} is none of {', '.join(kind)}")
+    return kind(value)
+
+
 def require_seed(seed: Any) -> None:
     """Refuse what is no whole number of 64 bits."""
     try:
@@ -155,6 +176,9 @@ def _require_real(error: type[InputError], name: str, number: Any) -> None:
     if type(number) is float or type(number) is int:  # the usual ones, at once
         return
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        text = repr(number)
-        short = text if len(text) <= 40 else f"{text[:37]}..."
-        raise error(f"{name}: {short} is not a number")
+        raise error(f"{name}: {_short(number)} is not a number")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

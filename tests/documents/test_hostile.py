@@ -25,7 +25,7 @@ REFUSED_PLANS = {
 }
 REFUSED_INPUTS = {
     ("m0", "slow"): "devices[0].speed: 1e-320 is below 0.001",
-    ("m3", "bw1e308"): "bandwidth_gb_per_s[0][0]: 1e+308 is above 1e+09",
+    ("m3", "bw1e308"): "bandwidth_gb_per_s[0][1]: 1e+308 is above 1e+09",
     ("m3", "bighosts"): "hosts[0].devices: a number of about 4,299 digits is above",
     ("m3", "path_inject"): 'duplex: "a` - at `$.b" is none of full, half',
 }

@@ -56,7 +56,6 @@ NUMBERS = [
     (DEVICES, ("devices", 1, "memory_gb"), MEMORY),
     (DEVICES, ("devices", 1, "speed"), SPEED),
     (DEVICES, ("bandwidth_gb_per_s", 1, 0), BANDWIDTH),
-    (DEVICES, ("bandwidth_gb_per_s", 1, 1), BANDWIDTH),
     (DEVICES, ("latency_us", 0, 1), LATENCY),
     (DEVICES, ("latency_us",), LATENCY),
     (HOSTS, ("hosts", 0, "memory_gb"), MEMORY),
@@ -200,7 +199,7 @@ WRONG = [
     ("hosts", {"count": 10**5000}, ClusterError, "count: a number of about 5,000 digits"),
     ("hosts", {"bandwidth_gb_per_s": 1e308}, ClusterError, "bandwidth_gb_per_s: 1e+308 is above"),
     ("hosts", {"speed": 2000}, ClusterError, "speed: 2000 is above 1000"),
-    ("cluster", {"bandwidth_gb_per_s": 1e-9}, ClusterError, "_per_s[0][0]: 1e-09 is below 1e-06"),
+    ("cluster", {"bandwidth_gb_per_s": 1e-9}, ClusterError, "_per_s[0][1]: 1e-09 is below 1e-06"),
     ("cluster", {"latency_us": 1e-9}, ClusterError, "latency_us: 1e-09 is below 0.001"),
     (
         "matrix",
@@ -362,7 +361,7 @@ def test_recursion_is_not_what_ends_deep_options(tmp_path):
     deep: dict = {}
     for _ in range(sys.getrecursionlimit() * 2):
         deep = {"a": deep}
-    with pytest.raises(PlanFileError, match="options: holds something that JSON cannot say"):
+    with pytest.raises(PlanFileError, match="options: is nested deeper than a file may be"):
         files.write_plan(small_plan(options=deep), tmp_path / "p.json")
     with pytest.raises(PlanFileError, match="options: holds a number that is not finite"):
         files.write_plan(small_plan(options={"a": math.nan}), tmp_path / "p.json")

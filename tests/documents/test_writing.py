@@ -7,14 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeplan import zoo
+from pipeplan.cluster import Cluster, Device
 from pipeplan.documents import files, writing
 from pipeplan.documents.writing import write_atomically
 from pipeplan.errors import InputError, ProfileError
+from pipeplan.planning.door import plan
 
 KILLER = Path(__file__).with_name("kill_writers.py")
 
@@ -218,3 +221,25 @@ def test_a_closed_standard_input_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ProfileError, match="standard input: cannot be read"):
         files.read_model("-")
+
+
+# ------------------------------------------------------------------------------ YAML
+
+
+@pytest.mark.parametrize("name", ["\x85", "a\x7fb", "\ufffe", "\uffff", "\u2028", "\ufeff", "\x9f"])
+def test_names_that_yaml_cannot_hold_as_they_are_come_back(tmp_path, name):
+    model = replace(zoo.model("vgg19"), name=name)
+    for suffix in ("json", "yaml"):
+        path = tmp_path / f"model.{suffix}"
+        files.write_model(model, path)
+        assert files.read_model(path) == model
+
+
+def test_yaml_that_could_not_be_read_again_is_not_written(tmp_path):
+    cluster = Cluster(name="c", devices=(Device(name="d" * 2000),), bandwidth_gb_per_s=((0.0,),))
+    made = plan(zoo.model("vgg19"), cluster, 2, "1f1b")
+    files.write_plan(made, tmp_path / "plan.json")
+    assert files.read_plan(tmp_path / "plan.json") == made
+    with pytest.raises(InputError, match="write JSON"):
+        files.write_plan(made, tmp_path / "plan.yaml")
+    assert os.listdir(tmp_path) == ["plan.json"]

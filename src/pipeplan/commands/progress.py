@@ -59,7 +59,7 @@ def progress(label: str) -> Iterator[Progress]:
 
 
 def _show(work: Progress, stop: threading.Event) -> None:
-    if stop.wait(QUIET_S):
+    if stop.wait(QUIET_S) or sys.stderr is None:
         return
     if sys.stderr.isatty():
         _show_moving_line(work, stop)

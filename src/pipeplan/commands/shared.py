@@ -3,6 +3,7 @@
 Everything heavy is imported late, so that the command line starts at once.
 """
 
+import os
 import re
 import sys
 from contextlib import contextmanager
@@ -20,13 +21,24 @@ if TYPE_CHECKING:
 
     from pipeplan.pipeline import Plan
 
-__all__ = ["SEED", "plan_from", "print_json", "print_plan", "print_rich", "say"]
+__all__ = [
+    "SEED",
+    "plan_from",
+    "print_json",
+    "print_plan",
+    "print_rich",
+    "say",
+]
 
 CONTROLS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """Characters that JSON does not escape, but some terminals obey."""
 
 LONGEST_LINE = 600
 """Longer messages are cut: they quote a name or a number of any length."""
+
+MIN_COLUMNS, MAX_COLUMNS = 40, 1000
+"""The widths that output is made for, whatever the terminal or `COLUMNS` says."""
+LINES = 25
 
 SEED = click.IntRange(0, 2**64 - 1)
 """Any number of 64 bits."""
@@ -55,13 +67,30 @@ def print_plan(plan: "Plan", warn: "Callable[[str], None] | None" = None) -> Non
 
 def print_rich(render: "Callable[[Console], RenderableType]") -> None:
     """Print what `render` makes for this terminal; plain text where it is none."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _console()
     # Captured, because rich ends the program in its own way when the reader of a pipe has gone.
     with console.capture() as capture:
         console.print(render(console))
     sys.stdout.write(capture.get())
+
+
+def _console() -> "Console":
+    """The terminal as rich sees it, with a width that tables and timelines can work with."""
+    from rich.console import Console
+
+    asked = os.environ.get("COLUMNS", "")
+    is_number = asked.isascii() and asked.isdigit()
+    console = Console(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=int(asked.lstrip("0")[:9] or 0) if is_number else None,
+        height=LINES,
+        # Rich would read these two itself, and fail where they are no numbers.
+        _environ={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")},
+    )
+    console.width = min(max(console.width, MIN_COLUMNS), MAX_COLUMNS)
+    return console
 
 
 def print_json(document: Any) -> None:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pipeplan.cluster import Cluster
 from pipeplan.documents.inputs import cluster_document, model_document, parse_cluster, parse_model
-from pipeplan.documents.json_text import require_readable, to_json
+from pipeplan.documents.json_text import to_json
 from pipeplan.documents.plans import parse_plan, plan_document
-from pipeplan.documents.syntax import read_document
+from pipeplan.documents.syntax import read_document, require_readable_at
 from pipeplan.documents.writing import STANDARD_STREAM, write_atomically
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
 from pipeplan.pipeline import Plan, Timeline
@@ -97,7 +97,7 @@ def _read(path: str | Path, parse: Callable[[Any], T], error: type[InputError]) 
 def _write(path: str | Path, make_document: Callable[[], dict[str, Any]]) -> None:
     """Write a document, unless it is too large to be read again."""
     try:
-        data = require_readable(to_json(make_document()))
+        data = require_readable_at(path, to_json(make_document()))
     except UnicodeError:
         raise InputError(f"{path}: cannot be written: a name holds half a character") from None
     except InputError as problem:

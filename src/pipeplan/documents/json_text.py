@@ -47,6 +47,8 @@ def _list_of(entry: bytes) -> bytes:
 SCHEDULE = re.compile(rb"%b:%b(%b)" % (SPACE, SPACE, _list_of(_list_of(BLOCK))))
 ORDER = re.compile(rb"\[([^\[\]]*+)\]")
 BACKWARD, FORWARD = b"BF"
+NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters of JSON texts that YAML forbids, or takes for the end of a line."""
 
 
 class NotJson(InputError):
@@ -162,8 +164,12 @@ def object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def to_json(document: dict[str, Any]) -> bytes:
-    """JSON that people can read: lists of plain values and small objects stay on one line."""
-    return _pretty(document, "").encode() + b"\n"
+    """JSON that people can read: lists of plain values and small objects stay on one line.
+
+    It is YAML, too: characters that YAML does not take as they are become escapes.
+    """
+    text = NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", _pretty(document, ""))
+    return text.encode() + b"\n"
 
 
 def require_readable(data: bytes) -> bytes:
@@ -175,7 +181,7 @@ def require_readable(data: bytes) -> bytes:
 
 def _pretty(value: Any, indent: str) -> str:
     if _fits_one_line(value):
-        return msgspec.json.encode(value, enc_hook=_plain_number).decode()
+        return msgspec.json.encode(value, enc_hook=_plain_value).decode()
     inner = f"{indent}  "
     if isinstance(value, dict):
         entries = [f"{_pretty(key, '')}: {_pretty(value[key], inner)}" for key in value]
@@ -195,10 +201,12 @@ def _fits_one_line(value: Any) -> bool:
     return True
 
 
-def _plain_number(value: Any) -> int | float:
-    """A number of numpy's as one of Python's."""
+def _plain_value(value: Any) -> int | float | str:
+    """A number or a text of another kind, such as one of numpy, as Python's own."""
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value)
+    if isinstance(value, str):
+        return str(value)
     raise InputError(f"{excerpt(value)} cannot be written as JSON")

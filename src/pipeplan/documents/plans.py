@@ -1,7 +1,8 @@
 """Plans as documents: from the fields of a file to a plan with its inputs, and back."""
 
 import dataclasses
-import json
+import math
+import numbers
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from pipeplan.documents.inputs import (
     parse_model,
 )
 from pipeplan.documents.json_text import PackedOrders
+from pipeplan.documents.limits import MAX_DEPTH
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Plan, Prediction, Schedule, Stage
@@ -27,6 +29,8 @@ PLAN_FORMAT = "pipeplan.plan/1"
 BLOCK_TEXT = re.compile(r"([FB])(0|[1-9][0-9]{0,8})")
 NULLABLE = ("lower_bound_ms", "bound_scope", "schedule_guarantee_ms")
 """The predicted figures that a planner may leave open."""
+MAX_OPTION_BITS = 3000
+"""Of whole numbers in the options; readers take about 1,000 digits."""
 
 T = TypeVar("T")
 
@@ -77,12 +81,39 @@ def _block_texts(schedule: Schedule) -> list[list[str]]:
 
 def _require_json_options(options: dict[str, Any]) -> None:
     """Refuse options that a file cannot hold, or not as they are."""
-    try:
-        json.dumps(options, allow_nan=False)
-    except (TypeError, RecursionError):
-        raise PlanFileError("options: holds something that JSON cannot say") from None
-    except ValueError:
-        raise PlanFileError("options: holds a number that is not finite") from None
+    level: list[Any] = [options]
+    for _ in range(MAX_DEPTH - 1):  # the plan itself is the outermost level
+        inner: dict[int, Any] = {}  # by identity: the same list may stand in many places
+        for container in level:
+            if isinstance(container, dict):
+                _require_text_keys(container)
+                container = container.values()
+            for entry in container:
+                if isinstance(entry, dict | list | tuple):
+                    inner[id(entry)] = entry
+                else:
+                    _require_json_value(entry)
+        level = list(inner.values())
+    if level:
+        raise PlanFileError(f"options: is nested deeper than a file may be, {MAX_DEPTH} levels")
+
+
+def _require_text_keys(options: dict[Any, Any]) -> None:
+    for key in options:
+        if not isinstance(key, str):
+            raise PlanFileError(f"options: the key {excerpt(key)} is not text")
+
+
+def _require_json_value(value: Any) -> None:
+    if value is None or isinstance(value, str | bool):
+        return
+    if isinstance(value, numbers.Integral):
+        if int(value).bit_length() > MAX_OPTION_BITS:
+            raise PlanFileError("options: holds a number with too many digits")
+    elif not isinstance(value, numbers.Real):
+        raise PlanFileError(f"options: holds {excerpt(value)}, which JSON cannot say")
+    elif not math.isfinite(value):
+        raise PlanFileError("options: holds a number that is not finite")
 
 
 def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:

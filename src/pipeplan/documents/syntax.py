@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeplan.documents.json_text import NotJson, parse_json, to_json
+from pipeplan.documents.json_text import NotJson, parse_json, require_readable, to_json
 from pipeplan.documents.limits import MAX_DEPTH, MAX_JSON_BYTES, MAX_YAML_BYTES
 from pipeplan.documents.writing import STANDARD_STREAM, write_atomically
 from pipeplan.documents.yaml_text import parse_yaml
 from pipeplan.errors import InputError
 
-__all__ = ["read_document", "to_json", "write_atomically"]
+__all__ = ["read_document", "require_readable_at", "to_json", "write_atomically"]
 
 YAML_SUFFIXES = {".yaml", ".yml"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -28,7 +28,7 @@ def read_document(path: str | Path, error: type[InputError], *, pack_schedule: b
     a plan's schedule comes as `PackedOrders`, unless it is YAML or not made of blocks.
     """
     name = "standard input" if str(path) == STANDARD_STREAM else str(path)
-    is_yaml = Path(path).suffix.lower() in YAML_SUFFIXES
+    is_yaml = _is_yaml(path)
     limit = MAX_YAML_BYTES if is_yaml else MAX_JSON_BYTES
     try:
         data = _read_bytes(path, limit + 1)
@@ -56,6 +56,27 @@ def read_document(path: str | Path, error: type[InputError], *, pack_schedule: b
         raise error(f"{name}: is not UTF-8 text{at}") from None
     except InputError as problem:
         raise error(f"{name}: {problem}") from None
+
+
+def require_readable_at(path: str | Path, data: bytes) -> bytes:
+    """These bytes of JSON, unless a file of this name, JSON or YAML, could not be read again."""
+    require_readable(data)
+    if _is_yaml(path):
+        if len(data) > MAX_YAML_BYTES:
+            raise InputError(
+                f"is larger than {MAX_YAML_BYTES / 1e6:g} MB, the limit for YAML; write JSON"
+            )
+        try:
+            is_same = parse_yaml(data) == parse_json(data)
+        except InputError as problem:
+            raise InputError(f"{problem}; write JSON instead") from None
+        if not is_same:
+            raise InputError("holds something that YAML would change; write JSON instead")
+    return data
+
+
+def _is_yaml(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in YAML_SUFFIXES
 
 
 def _read_bytes(path: str | Path, limit: int) -> bytes:

@@ -120,8 +120,8 @@ def compare(
     return Comparison(
         model=model.name,
         cluster=cluster.name,
-        microbatches=microbatches,
-        seed=seed,
+        microbatches=problem.num_microbatches,
+        seed=problem.seed,
         reference=None if reference is None else reference.planner,
         rows=tuple(_with_gap(_with_speedup(row, reference), bounds_ms) for row in rows),
         plans={made.planner: made.plan for made in attempts if made.plan is not None},

@@ -33,7 +33,10 @@ from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guar
 from pipeplan.simulator import Codes, run_schedule
 from pipeplan.validation import (
     MICROBATCHES,
+    THREADS,
+    number_text,
     require_count,
+    require_figure,
     require_plan_size,
     require_seed,
 )
@@ -43,6 +46,7 @@ __all__ = ["Attempt", "attempt", "make_problem", "plan"]
 
 ANY_SCHEDULE = "portfolio"
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
+MAX_TIME_LIMIT_S = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,21 +129,29 @@ def make_problem(
     require_count(InputError, "microbatches", microbatches, MICROBATCHES)
     require_plan_size(min(model.num_layers, cluster.num_devices), microbatches)
     require_seed(seed)
+    require_figure(InputError, "effort", effort)
     if not MIN_EFFORT <= effort <= MAX_EFFORT:
-        raise InputError(f"effort: {effort:g} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}")
-    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
-        raise InputError(f"time_limit_s: {time_limit_s:g} is not a number above zero")
-    if num_threads is not None and num_threads < 1:
-        raise InputError(f"num_threads: {num_threads} is not at least 1")
+        raise InputError(
+            f"effort: {number_text(effort)} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
+        )
+    if time_limit_s is not None:
+        require_figure(InputError, "time_limit_s", time_limit_s)
+        if not 0 < time_limit_s < MAX_TIME_LIMIT_S:
+            raise InputError(
+                f"time_limit_s: {number_text(time_limit_s)} is not a number above zero"
+                f" and below {MAX_TIME_LIMIT_S:g}"
+            )
+    if num_threads is not None:
+        require_count(InputError, "num_threads", num_threads, THREADS)
     return Problem(
         cost=CostModel(model, cluster, max_replicas=model.microbatch_size if runnable else None),
-        num_microbatches=microbatches,
-        runnable=runnable,
-        seed=seed,
-        effort=effort,
-        time_limit_s=time_limit_s,
+        num_microbatches=int(microbatches),  # numpy's numbers become Python's
+        runnable=bool(runnable),
+        seed=int(seed),
+        effort=float(effort),
+        time_limit_s=None if time_limit_s is None else float(time_limit_s),
         deadline=math.inf if time_limit_s is None else time.monotonic() + time_limit_s,
-        num_threads=num_threads or os.cpu_count() or 1,
+        num_threads=int(num_threads or os.cpu_count() or 1),
         report=report or (lambda _: None),
     )
 

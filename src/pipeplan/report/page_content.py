@@ -143,7 +143,7 @@ def key_figures(analysis: PlanAnalysis, claimed_ms: float | None) -> list[Figure
 
 def _iteration_figure(iteration_ms: float, claimed_ms: float | None) -> Figure:
     agrees = claimed_ms is None or math.isclose(
-        claimed_ms, iteration_ms, rel_tol=1e-6, abs_tol=1e-6
+        claimed_ms, iteration_ms, rel_tol=1e-6, abs_tol=1e-9
     )
     more = "simulated" if agrees else f"the plan says {humanise_ms(claimed_ms or 0.0)}"
     kind = "lead" if agrees else "lead bad"
