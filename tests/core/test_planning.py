@@ -23,6 +23,9 @@ from pipeplan.schedules import PORTFOLIO, SCHEDULES
 MERGE_SEEDS = (35, 75, 271, 282, 1036, 1763, 3031)
 DOMINANCE_SEEDS = (130, 818, 1018, 2354, 3838, 4102)
 
+DIVISIBLE = 5040
+"""Samples that every number of devices divides here, so that bounds are those of even shares."""
+
 
 def sizes_upto(num_devices: int) -> np.ndarray:
     return np.arange(1, num_devices + 1, dtype=np.int32)
@@ -31,7 +34,7 @@ def sizes_upto(num_devices: int) -> np.ndarray:
 def random_cost(rng: random.Random, num_layers: int, num_devices: int, *, gaps: bool) -> CostModel:
     """Asymmetric links and latencies; in a third of the cases a limit on replicas."""
     return CostModel(
-        random_model(rng, num_layers),
+        replace(random_model(rng, num_layers), microbatch_size=DIVISIBLE),
         random_cluster(rng, num_devices, gaps=gaps),
         max_replicas=rng.choice([None, None, rng.randint(1, num_devices)]),
     )
@@ -68,7 +71,7 @@ def hard_cost(rng: random.Random, num_layers: int, num_devices: int) -> CostMode
         latency_us=matrix(0, 500, 2000),
         duplex=rng.choice(list(Duplex)),
     )
-    model = ModelProfile(name="hard", microbatch_size=1, layers=layers)
+    model = ModelProfile(name="hard", microbatch_size=DIVISIBLE, layers=layers)
     return CostModel(model, cluster, max_replicas=rng.choice([1, 1, 2, 3]))
 
 
@@ -221,6 +224,7 @@ class TestOnSets:
                 latency_ms=np.array(latencies)[hosts],
                 half_duplex=seed % 2 == 0,
                 num_microbatches=M,
+                microbatch_size=DIVISIBLE,
                 max_replicas=rng.choice([V, 2]),
             )
             classes = _core.device_classes(instance)
@@ -280,6 +284,7 @@ class TestClasses:
                 **arrays,
                 half_duplex=False,
                 num_microbatches=1,
+                microbatch_size=DIVISIBLE,
                 max_replicas=3,
             )
         )
@@ -394,6 +399,7 @@ def test_partitions_of_many_devices_use_all_of_them():
         latency_ms=np.zeros((V, V)),
         half_duplex=False,
         num_microbatches=M,
+        microbatch_size=DIVISIBLE,
         max_replicas=1,
     )
     for num_threads in (1, 2):
@@ -444,6 +450,7 @@ def one_instance(*, layers, rates, latencies=0.0, speed=None, half=False, M=4, m
         latency_ms=np.zeros((V, V)) + latencies,
         half_duplex=half,
         num_microbatches=M,
+        microbatch_size=DIVISIBLE,
         max_replicas=V if most is None else most,
     )
 

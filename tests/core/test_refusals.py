@@ -13,7 +13,8 @@ def arguments(**changes):
     """Three devices, two layers."""
     made = {name: np.ones(2) for name in LAYERS}
     made |= {"speed": np.ones(3), "bytes_per_ms": np.ones((3, 3)), "latency_ms": np.ones((3, 3))}
-    made |= {"half_duplex": False, "num_microbatches": 2, "max_replicas": 3}
+    made |= {"half_duplex": False, "num_microbatches": 2}
+    made |= {"microbatch_size": 6, "max_replicas": 3}
     return made | changes
 
 
