@@ -416,7 +416,7 @@ HOSTILE = {
     "mark.json": (b"\xef\xbb\xbf", "is empty"),
     "latin1.json": ('{"name": "é"}'.encode("latin-1"), "is not UTF-8 text (byte 10)"),
     "utf16.yaml": ("name: x".encode("utf-16"), "is not UTF-8 text"),
-    "surrogate.json": (rb'{"name": "\ud800"}', "is not UTF-8 text"),
+    "surrogate.json": (rb'{"name": "\ud800"}', "holds half of a character pair"),
     "nul.yaml": (b"name: \x00", "is not YAML"),
     "text.json": (b"hello", "is not JSON: Expecting value at line 1, column 1"),
     "cut.json": (b'{"format": "pipeplan.mod', "is not JSON"),
@@ -438,7 +438,14 @@ HOSTILE = {
     "local.yaml": (b"name:\n  !thing {}", "line 2: the tag '!thing' is not allowed"),
     "documents.yaml": (b"a: 1\n---\nb: 2\n", "holds more than one YAML document"),
     "many.yaml": (b"---\n" * 1_000_000, "holds more than one YAML document"),
-    "twice.json": (b'{"a": 1, "b": {"name": 1, "name": 2}}', "'name': stands twice in one object"),
+    "twice.json": (
+        b'{"a": 1, "b": [0, {"name": 1, "name": 2}]}',
+        "b[1].'name': stands twice in one object",
+    ),
+    "tiny.json": (b'{"a": 1, "b": [1e-400]}', "'1e-400' is too small a number"),
+    "zeros.json": (b'{"a": 0.%b1}' % (b"0" * 400), "is too small a number"),
+    "tiny.yaml": (b"a: -1E-400", "'-1E-400' is too small a number"),
+    "control.json": (b'{"a": "\x01"}', "Invalid control character at line 1, column 8"),
     "twice.yaml": (b"a: 1\nb:\n  name: 1\n  name: 2\n", "'name': stands twice in one object"),
     "key.yaml": (b"5: x", "the key 5 of the object that ends at line"),
     "keys.yaml": (b"? [a]\n: x", "the key ['a'] of the object that ends at line"),
@@ -832,3 +839,19 @@ def test_rows_that_are_shared_are_checked_beside_the_diagonal():
     row = (1e-9, 1.0)
     with pytest.raises(ClusterError, match=r"bandwidth_gb_per_s\[1\]\[0\]: 1e-09 is below"):
         pair(bandwidth_gb_per_s=(row, row))
+
+
+def test_small_numbers_and_zeros_are_read_as_they_are(tmp_path):
+    path = tmp_path / "numbers.json"
+    path.write_text('{"a": [1e-300, 0e-400, 0.0E-999, 5e-324], "b": "1e-400"}')
+    document = syntax.read_document(path, InputError)
+    assert document == {"a": [1e-300, 0.0, 0.0, 5e-324], "b": "1e-400"}
+
+
+def test_a_device_that_stands_twice_in_a_stage_is_named(tmp_path):
+    made = plan(random_model(random.Random(3), 4), pair(), 2, "1f1b")
+    document = files.plan_document(made)
+    document["stages"][0]["devices"] = ["a", "b", "a"]
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(PlanFileError, match=r"stages\[0\].devices: 'a' stands twice"):
+        files.read_plan(tmp_path / "p.json")

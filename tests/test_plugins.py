@@ -215,3 +215,14 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert done.stderr[:-1].isprintable()
     for part in parts:
         assert part in done.stderr
+
+
+def test_a_broken_package_takes_one_row_of_a_comparison(tmp_path):
+    install_function(tmp_path, "raise ValueError('boom')")
+    command = ("compare", "vgg19", "4x2-10g", "-m", "4", "--effort", "0.1", "--json")
+    done = run(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    rows = {row["planner"]: row for row in json.loads(done.stdout)["rows"]}
+    assert "boom" in rows["mine"]["infeasible_reason"]
+    assert rows["gpipe"]["iteration_ms"] > 0
+    refused(run(tmp_path, *command, "--planners", "gpipe,mine"), "planner: 'mine' failed", "boom")

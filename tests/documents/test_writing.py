@@ -14,6 +14,7 @@ import pytest
 
 from pipeplan import zoo
 from pipeplan.cluster import Cluster, Device
+from pipeplan.commands.paths import require_paths
 from pipeplan.documents import files, writing
 from pipeplan.documents.writing import write_atomically
 from pipeplan.errors import InputError, ProfileError
@@ -243,3 +244,11 @@ def test_yaml_that_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(InputError, match="write JSON"):
         files.write_plan(made, tmp_path / "plan.yaml")
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_path_that_ends_in_a_slash_is_no_file(tmp_path):
+    with pytest.raises(InputError, match="Is a directory"):
+        write_atomically(f"{tmp_path}/new/", b"x")
+    with pytest.raises(InputError, match="Is a directory"):
+        require_paths(outputs={"-o": f"{tmp_path}/new/"})
+    assert not os.listdir(tmp_path)

@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 from pipeplan.documents.text import excerpt
-from pipeplan.documents.writing import STANDARD_STREAM
+from pipeplan.documents.writing import SEPARATORS, STANDARD_STREAM
 from pipeplan.errors import InputError
 from pipeplan.planning.same_file import are_same_file
 
@@ -75,9 +75,12 @@ def _require_writable(path: str) -> None:
     """Refuse an output that is certain to fail; the rest shows when it is written."""
     if path == STANDARD_STREAM:
         return
+    reason: str | None
     try:
         target = Path(path).resolve()
-        if target.exists() and not target.is_file():  # a pipe or a device is written directly
+        if path.endswith(SEPARATORS):
+            reason = "Is a directory"
+        elif target.exists() and not target.is_file():  # a pipe or a device is written directly
             reason = None if os.access(target, os.W_OK) else "Permission denied"
         elif not target.parent.exists():
             reason = "No such file or directory"

@@ -26,6 +26,7 @@ __all__ = [
     "PackedOrders",
     "object_without_duplicates",
     "parse_json",
+    "require_no_underflow",
     "require_readable",
     "to_json",
 ]
@@ -49,6 +50,19 @@ ORDER = re.compile(rb"\[([^\[\]]*+)\]")
 BACKWARD, FORWARD = b"BF"
 NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters of JSON texts that YAML forbids, or takes for the end of a line."""
+
+
+TINY = (
+    re.compile(r"e-0*[1-9][0-9][0-9]"),
+    re.compile(r"E-0*[1-9][0-9][0-9]"),
+    re.compile("0" * 100),
+)
+"""Each number that is not 0 but becomes 0 as a float matches one of these; few others do."""
+NOT_ZERO = re.compile(r"[-+.0]*[1-9]")
+
+
+class DuplicateKeyError(InputError):
+    """A key that stands twice in one object."""
 
 
 class NotJson(InputError):
@@ -88,7 +102,9 @@ def parse_json(data: bytes, *, pack_schedule: bool = False) -> Any:
     except json.JSONDecodeError as problem:
         before = data[: place(len(text[: problem.pos].encode()))]
         line, column = before.count(b"\n") + 1, len(before[before.rfind(b"\n") + 1 :].decode()) + 1
-        raise NotJson(f"is not JSON: {problem.msg} at line {line}, column {column}") from None
+        raise NotJson(
+            f"is not JSON: {problem.msg.removesuffix(' at')} at line {line}, column {column}"
+        ) from None
     if span is not None:
         document["schedule"] = _pack(data[start:end])
     return document
@@ -134,6 +150,11 @@ def _loads(text: str) -> Any:
     gc.disable()  # nothing here is garbage; a million numbers load in half the time
     try:
         document = json.loads(text, object_pairs_hook=object_without_duplicates)
+        if any(pattern.search(text) for pattern in TINY):
+            json.loads(text, parse_float=require_no_underflow)
+    except DuplicateKeyError as problem:
+        path = _path_to_duplicate(json.loads(text, object_pairs_hook=_Pairs))
+        raise InputError(f"{path}{problem}") from None
     except RecursionError:
         raise InputError(f"is nested deeper than {MAX_DEPTH} levels") from None
     except (InputError, json.JSONDecodeError):
@@ -155,9 +176,37 @@ def object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise InputError(f"{excerpt(key)}: stands twice in one object")
+                raise DuplicateKeyError(f"{excerpt(key)}: stands twice in one object")
             seen.add(key)
     return result
+
+
+def require_no_underflow(literal: str) -> float:
+    """The number that a literal says, unless it says another one than 0 that becomes 0."""
+    number = float(literal)
+    if number == 0 and NOT_ZERO.match(literal):
+        raise InputError(f"{excerpt(literal)} is too small a number to be told from 0; write 0")
+    return number
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object with all its keys, those that stand twice included."""
+
+
+def _path_to_duplicate(document: Any) -> str:
+    """The path to an object in which a key stands twice, with a point at its end."""
+    left: list[tuple[str, Any]] = [("", document)]
+    while left:
+        path, value = left.pop()
+        prefix = f"{path}." if path else ""
+        if isinstance(value, _Pairs):
+            if len(dict(value)) < len(value):
+                return prefix
+            left += [(f"{prefix}{key[:60]}", entry) for key, entry in reversed(value)]
+        elif isinstance(value, list):
+            entries = reversed(list(enumerate(value)))
+            left += [(f"{path}[{i}]", entry) for i, entry in entries if isinstance(entry, list)]
+    return ""
 
 
 # ---------------------------------------------------------------------------- writing

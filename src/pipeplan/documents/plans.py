@@ -210,12 +210,18 @@ def _parse_stage(
         raise PlanFileError(
             f"{path}.layers: [{first}, {end}] is no range within 0..{model.num_layers}"
         )
+    seen: set[str] = set()
     for position, name in enumerate(file.devices):
         if name not in index_of:
             raise PlanFileError(
                 f"{path}.devices[{position}]: {excerpt(name)} is not in the cluster"
                 f"{nearest(name, list(index_of)[:1000])}"
             )
+        if name in seen:
+            raise PlanFileError(
+                f"{path}.devices: {excerpt(name)} stands twice; a device already serves its stage"
+            )
+        seen.add(name)
     if not file.devices:
         raise PlanFileError(f"{path}.devices: is empty; a stage runs on at least one device")
     try:

@@ -52,8 +52,9 @@ def read_document(path: str | Path, error: type[InputError], *, pack_schedule: b
         _require_depth(document)
         return document
     except UnicodeError as problem:
-        at = f" (byte {problem.start})" if isinstance(problem, UnicodeDecodeError) else ""
-        raise error(f"{name}: is not UTF-8 text{at}") from None
+        if isinstance(problem, UnicodeDecodeError):
+            raise error(f"{name}: is not UTF-8 text (byte {problem.start})") from None
+        raise error(f"{name}: an escape holds half of a character pair") from None
     except InputError as problem:
         raise error(f"{name}: {problem}") from None
 

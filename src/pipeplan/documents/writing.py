@@ -23,10 +23,13 @@ from pipeplan.errors import InputError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["STANDARD_STREAM", "sync_folder", "write_atomically"]
+__all__ = ["SEPARATORS", "STANDARD_STREAM", "sync_folder", "write_atomically"]
 
 STANDARD_STREAM = "-"
 """The path that means standard input, or standard output."""
+
+SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+"""A path that ends with one of these names a folder."""
 
 PREFIX, SUFFIX = ".pipeplan-", ".part"
 FOREIGN_PART_S = 24 * 3600.0
@@ -42,6 +45,8 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     if str(path) == STANDARD_STREAM:
         _write_to_stdout(data)
         return
+    if str(path).endswith(SEPARATORS):
+        raise InputError(f"{path}: cannot be written: Is a directory")
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
             Path(path).write_bytes(data)

@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from pipeplan.documents.json_text import object_without_duplicates
+from pipeplan.documents.json_text import object_without_duplicates, require_no_underflow
 from pipeplan.documents.limits import MAX_DEPTH, MAX_YAML_VALUES
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import InputError
@@ -98,7 +98,7 @@ def _yaml_scalar(text: str) -> Any:
     if text in YAML_WORDS:
         return YAML_WORDS[text]
     if len(text) <= MAX_YAML_DIGITS and YAML_NUMBER.fullmatch(text):
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
+        return int(text) if text.lstrip("+-").isdigit() else require_no_underflow(text)
     return text
 
 

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pipeplan.cluster import Cluster
-from pipeplan.errors import PlanningInterrupted
+from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import Attempt, attempt, make_problem
 from pipeplan.planning.problem import Planner
-from pipeplan.planning.registry import choose_planners
+from pipeplan.planning.registry import PLANNERS, choose_planners
 from pipeplan.profile import ModelProfile
 
 __all__ = ["Comparison", "ComparisonRow", "compare"]
@@ -113,6 +113,11 @@ def compare(
             attempts.append(attempt(problem, name, function=functions.get(name)))
         except PlanningInterrupted:
             raise KeyboardInterrupt from None  # to compare an interrupted planner would be unfair
+        except InputError as failure:
+            if planners is not None or name in PLANNERS:
+                raise
+            # Nobody asked for this planner of another package, so the others still count.
+            attempts.append(Attempt(planner=name, planning_s=0.0, reason=str(failure)))
     attempts.sort(key=lambda made: made.plan.iteration_ms if made.plan else float("inf"))
     rows = [_row(made) for made in attempts]
     reference = _reference(rows)
