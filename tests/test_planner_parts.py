@@ -133,6 +133,15 @@ class TestOrders:
         orders = device_orders(CostModel(model, replace(flat, devices=speeds)))
         assert {(0, 1, 2), (2, 1, 0)} <= set(orders)
 
+    def test_both_directions_of_a_link_count_in_the_order_by_cuts(self):
+        """Summed over both directions device 1 has the least: 10.3 to 11.1 and 11.2."""
+        rates = ((0.0, 5.0, 3.0), (0.1, 0.0, 5.0), (3.0, 0.2, 0.0))
+        devices = tuple(Device(name=str(u)) for u in range(3))
+        cluster = Cluster(name="three", devices=devices, bandwidth_gb_per_s=rates)
+        cost = CostModel(even_model(1, 1, 1), cluster)
+        assert recursive_device_order(cost, range(3)) == (0, 2, 1)
+        assert (0, 2, 1) in device_orders(cost)
+
     def test_links_without_a_way_back_do_not_attract(self):
         """Device 2 is linked to 0 one way only; the cut separates it first."""
         rates = (

@@ -509,6 +509,16 @@ class TestByHand:
         assert min(_core.rule_times(instance, plan, np.inf)) == pytest.approx(plan_ms)
         assert _core.relaxed_bound(instance, sizes_upto(4), 16, np.inf, 1) <= plan_ms * (1 + 1e-9)
 
+    def test_the_relaxed_bound_knows_that_a_chain_is_no_star(self):
+        """Fast links from one device to the next: none has three, so three cannot send to one."""
+        rates = np.full((4, 4), 0.01)
+        for u in range(3):
+            rates[u, u + 1] = rates[u + 1, u] = 100.0
+        layers = [(30, 30, 100, 100, 0), (10, 10, 0, 0, 1e9)]
+        instance = one_instance(layers=layers, rates=rates)
+        bound = _core.relaxed_bound(instance, sizes_upto(4), 16, np.inf, 1)
+        assert bound >= 4 * 60 / 2  # the first layer on two devices
+
     def test_a_link_without_a_way_back_is_no_link(self):
         for rates in ([[0, 1], [0, 0]], [[0, 0], [1, 0]]):
             instance = one_instance(layers=[(10, 10, 0, 0, 0)] * 2, rates=rates)
