@@ -13,6 +13,7 @@ namespace pipeplan {
 Cut min_cut(const double* weights, int num_vertices, Control& control) {
     const int V = num_vertices;
     std::vector<double> weight(weights, weights + static_cast<std::size_t>(V) * V);
+    for (int v = 0; v < V; ++v) weight[static_cast<std::size_t>(v) * V + v] = 0.0;  // no loops
     std::vector<std::vector<int>> members(V);  // the vertices merged into each
     std::vector<int> alive(V);
     for (int v = 0; v < V; ++v) {

@@ -66,18 +66,16 @@ def optimal_schedule(
     costs: PipelineCosts,
     num_microbatches: int,
     *,
-    upper_ms: float | None = None,
     limit: float = DETERMINISTIC_LIMIT,
     deadline: float = math.inf,
-) -> OptimalSchedule | None:
-    """The fastest schedule of fixed stages; None if none is faster than `upper_ms`.
+) -> OptimalSchedule:
+    """The fastest schedule of fixed stages.
 
     At `deadline`, on the clock of `time.monotonic`, the solver stops with its best result so far.
     """
     cp_model = _import_cp_model()
     pe = run_pe(costs, num_microbatches)
-    horizon_ms = pe.iteration_ms if upper_ms is None else min(pe.iteration_ms, upper_ms)
-    ticks_per_ms = TICKS / horizon_ms if horizon_ms else 1.0
+    ticks_per_ms = TICKS / pe.iteration_ms if pe.iteration_ms else 1.0
     problem = _ScheduleModel(cp_model.CpModel(), costs, num_microbatches, ticks_per_ms)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -87,8 +85,6 @@ def optimal_schedule(
         solver.parameters.max_time_in_seconds = max(0.001, deadline - time.monotonic())
     status = _solve(solver, problem.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        if upper_ms is not None:
-            return None
         bound_ms = plan_bound_ms(costs, num_microbatches)
         return OptimalSchedule(
             codes=pe.order_SM2, iteration_ms=pe.iteration_ms, lower_bound_ms=bound_ms
@@ -226,7 +222,6 @@ def plan_exact(problem: Problem) -> Draft:
             lower_ms = min(lower_ms, bound_ms)  # this one and all after it are open
             break
         found = optimal_schedule(costs, num_microbatches, deadline=problem.deadline)
-        assert found is not None, "without an upper limit there is always an answer"
         lower_ms = min(lower_ms, found.lower_bound_ms)
         if found.iteration_ms < best.iteration_ms * (1 - 1e-12):
             best = Draft(stages=stages, codes=found.codes, iteration_ms=found.iteration_ms)
@@ -240,7 +235,7 @@ def plan_exact(problem: Problem) -> Draft:
 def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
     costs = problem.cost.pipeline_costs(draft.stages)
     found = optimal_schedule(costs, problem.num_microbatches, deadline=problem.deadline)
-    if found is None or found.iteration_ms >= draft.iteration_ms * (1 - 1e-12):
+    if found.iteration_ms >= draft.iteration_ms * (1 - 1e-12):
         return draft
     return replace(
         draft,
