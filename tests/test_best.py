@@ -254,7 +254,7 @@ class TestRecursions:
             sizes = bucket_sizes(num_devices, num_layers)
             assert sizes == sorted(set(sizes))
             assert sizes[-1] == num_devices
-        assert len(bucket_sizes(128, 3)) > len(bucket_sizes(128, 500))
+        assert len(bucket_sizes(128, 3)) > len(bucket_sizes(128, 1000))
         assert bucket_sizes(16, 10_000) is None
 
 

@@ -239,6 +239,8 @@ class _Search:
                     self.search_from(plans, step.budget)
                 elif step.starts is settings.Starts.DIFFERENT:
                     self.search_from(self.different_starts(), step.budget)
+                else:
+                    self.search_from(self.incumbent.ranked()[:NUM_AT_ONCE], step.budget)
             self.plan_on_own_order()
 
     def different_starts(self) -> list[tuple[Stage, ...]]:

@@ -23,7 +23,7 @@ __all__ = ["bucket_sizes", "certificate", "relaxed_bound_ms", "work_bound_ms"]
 EXACT_SIZES_UPTO = 32
 """More devices than this, and set sizes are taken in groups."""
 INSTANT_MS = 1e-9
-MAX_RELAXED_STEPS = 6e8
+MAX_RELAXED_STEPS = 1.6e9
 """Devices times groups of sizes times layers squared: about two nanoseconds each."""
 
 
