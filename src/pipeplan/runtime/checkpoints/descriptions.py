@@ -142,7 +142,7 @@ def read_description(folder: Path) -> Description:
     document = parse_strictly(data, path)
     try:
         description = _description(document)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise CheckpointError(f"{shown(path)}: is not a description of a checkpoint") from None
     _require_plain_names(description, path)
     steps, named = description.progress.num_steps, STEP_NAME.fullmatch(folder.name)

@@ -24,7 +24,7 @@ from pipeplan.runtime.checkpoints.folders import choose_checkpoint, explain_dama
 from pipeplan.runtime.checkpoints.legacy import is_legacy, load_legacy
 from pipeplan.runtime.checkpoints.plain_data import decode
 from pipeplan.runtime.checkpoints.reading import quoted, shown
-from pipeplan.runtime.checkpoints.saving import TrainingState, named_parameters
+from pipeplan.runtime.checkpoints.saving import NOT_SETTINGS, TrainingState, named_parameters
 from pipeplan.runtime.checkpoints.tensor_bytes import read_tensor, require_like
 from pipeplan.runtime.checkpoints.tensor_files import TensorFile
 
@@ -48,8 +48,8 @@ class _Staged:
 
     model: dict[str, torch.Tensor]
     states: dict[str, dict[str, Any]]
-    settings: list[dict[str, Any] | None]
-    """The settings of each group of this rank's optimizer; None to keep them."""
+    settings: list[dict[str, Any]]
+    """The settings of each group of this rank's optimizer."""
     loaded: Loaded
 
 
@@ -108,7 +108,7 @@ def _stage(
         raise
     except CheckpointError as problem:
         raise CheckpointError(explain_damage(path, str(problem))) from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         reason = f"{shown(path)}: its description is not of a checkpoint"
         raise CheckpointError(explain_damage(path, reason)) from None
 
@@ -153,12 +153,23 @@ def _read(
         model=model,
         states=_read_states(state, description, tensor_of),
         settings=_read_settings(state, path, description, tensor_of),
-        loaded=Loaded(
-            progress=description.progress,
-            state=decode(description.state, tensor_of),
-            tracked=decode(dict(description.tracked), tensor_of),
-            random=decode(description.random, tensor_of),
-        ),
+        loaded=_read_extras(description, tensor_of),
+    )
+
+
+def _read_extras(description: Description, tensor_of: Callable[[str], torch.Tensor]) -> Loaded:
+    state, random = decode(description.state, tensor_of), decode(description.random, tensor_of)
+    if not isinstance(state, dict):
+        raise TypeError("state")
+    try:
+        torch.Generator().set_state(random)
+    except RuntimeError:
+        raise ValueError("random") from None
+    return Loaded(
+        progress=description.progress,
+        state=state,
+        tracked={name: decode(tree, tensor_of) for name, tree in description.tracked.items()},
+        random=random,
     )
 
 
@@ -169,7 +180,7 @@ def _read_states(
     if state.optimizer is None:
         return {}
     trained = {id(p): group for group in state.optimizer.param_groups for p in group["params"]}
-    saved, states = description.optimizer["states"], {}
+    saved, states = dict(description.optimizer["states"]), {}
     for name, parameter in named_parameters(state).items():
         if id(parameter) in trained and name in saved:
             states[name] = {
@@ -193,7 +204,7 @@ def _read_settings(
     path: Path,
     description: Description,
     tensor_of: Callable[[str], torch.Tensor],
-) -> list[dict[str, Any] | None]:
+) -> list[dict[str, Any]]:
     """The saved settings of each group of this rank's optimizer."""
     if state.optimizer is None:
         return []
@@ -207,7 +218,7 @@ def _read_settings(
     name_of = {id(parameter): name for name, parameter in named_parameters(state).items()}
     groups = state.optimizer.param_groups
     by_place = saved["groups"] if saved["groups"] and len(saved["groups"]) == len(groups) else None
-    result: list[dict[str, Any] | None] = []
+    result: list[dict[str, Any]] = []
     for place, group in enumerate(groups):
         names = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
         found = {saved["setting_of"][name]: name for name in names if name in saved["setting_of"]}
@@ -219,7 +230,10 @@ def _read_settings(
             )
         index = next(iter(found), by_place[place] if by_place and not names else None)
         tree = None if index is None else saved["settings"][index]
-        result.append(None if tree is None else decode(tree, tensor_of))
+        settings = {} if tree is None else decode(tree, tensor_of)
+        if not isinstance(settings, dict) or settings.keys() & NOT_SETTINGS:
+            raise TypeError("settings")
+        result.append(settings)
     return result
 
 
@@ -239,4 +253,4 @@ def _apply(state: TrainingState, staged: _Staged) -> None:
     for name, found in staged.states.items():
         state.optimizer.state[parameters[name]] = found
     for group, settings in zip(state.optimizer.param_groups, staged.settings, strict=True):
-        group.update(settings or {})
+        group.update(settings)

@@ -80,7 +80,7 @@ def decode(tree: Any, tensor_of: Callable[[str], torch.Tensor]) -> Any:
     """The value that was encoded; `tensor_of` finds a tensor by its name.
 
     Raises:
-        CheckpointError: the JSON is not such a value.
+        ValueError: the JSON is not such a value.
     """
     if isinstance(tree, list):
         return [decode(entry, tensor_of) for entry in tree]
@@ -99,5 +99,5 @@ def decode(tree: Any, tensor_of: Callable[[str], torch.Tensor]) -> Any:
             return tuple(decode(entry, tensor_of) for entry in content)
         pairs = {decode(key, tensor_of): decode(entry, tensor_of) for key, entry in content}
         return {"$dict": dict, "$counter": Counter}[mark](pairs)
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{excerpt(tree)} is no value of a checkpoint") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"{excerpt(tree)} is no value of a checkpoint") from None

@@ -33,11 +33,12 @@ from pipeplan.runtime.checkpoints.reading import shown
 from pipeplan.runtime.checkpoints.tensor_bytes import source_of
 from pipeplan.runtime.checkpoints.tensor_files import TensorSource, WrittenFile, write_tensor_file
 
-__all__ = ["Extras", "TrainingState", "named_parameters", "save_checkpoint"]
+__all__ = ["NOT_SETTINGS", "Extras", "TrainingState", "named_parameters", "save_checkpoint"]
 
 STATE_FILE = "state.safetensors"
 T = TypeVar("T")
-NOT_SETTINGS = ("params", "param_names")
+NOT_SETTINGS = {"params", "param_names"}
+"""What an optimizer's group holds besides settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
