@@ -278,7 +278,7 @@ CHANGES = {
     "random state of zeros": (set_at("random", value={"$tensor": "model.bias"}), "is not of a ch"),
     "deep state": (
         set_at("state", value=json.loads("[" * 900 + "]" * 900)),
-        "is nested too deeply",
+        "is not of a checkpoint",
     ),
 }
 

@@ -12,7 +12,12 @@ from pipeplan.errors import CheckpointError, RuntimeMismatchError
 from pipeplan.runtime.checkpoints.agreement import together
 from pipeplan.runtime.checkpoints.descriptions import Progress
 from pipeplan.runtime.checkpoints.loading import load_checkpoint
-from pipeplan.runtime.checkpoints.saving import Extras, TrainingState, save_checkpoint
+from pipeplan.runtime.checkpoints.saving import (
+    NOT_SETTINGS,
+    Extras,
+    TrainingState,
+    save_checkpoint,
+)
 from pipeplan.runtime.checkpoints.weights import load_weights
 
 __all__ = ["StateKeeper"]
@@ -26,6 +31,8 @@ class StateKeeper:
         self._tracked: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}
         """Loaded state of objects that are not tracked yet."""
+        self._settings: list[dict[str, Any]] = []
+        """Loaded settings of the optimizer's groups."""
         self.user_state: dict[str, Any] = {}
         """The `state` of the loaded checkpoint."""
 
@@ -43,6 +50,7 @@ class StateKeeper:
                 raise RuntimeMismatchError(f"{name}: something is tracked by this name already")
             if name in self._waiting:
                 tracked.load_state_dict(self._waiting.pop(name))
+                self._restore_settings()
             self._tracked[name] = tracked
 
     def save(
@@ -62,6 +70,10 @@ class StateKeeper:
         for name, tracked in self._tracked.items():
             if name in self._waiting:  # checkpoints of the first format have none
                 tracked.load_state_dict(self._waiting.pop(name))
+        self._settings = [
+            {key: value for key, value in group.items() if key not in NOT_SETTINGS}
+            for group in self._groups()
+        ]
         if loaded.random is not None:
             torch.set_rng_state(loaded.random)
         return loaded.progress
@@ -79,12 +91,20 @@ class StateKeeper:
                 " call pipeline.track(NAME=...) before the first step",
                 stacklevel=4,
             )
-        self._waiting = {}
+        self._waiting, self._settings = {}, []
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._training.optimizer
+        return optimizer.param_groups if optimizer is not None else []
+
+    def _restore_settings(self) -> None:
+        """Undo what a scheduler changes when it is made: it sets its first learning rates."""
+        for group, settings in zip(self._groups(), self._settings, strict=True):
+            group.update(settings)
 
     def _require_equal_groups(self) -> None:
         """A tracked scheduler has a number for each group; all ranks load that of rank 0."""
-        optimizer = self._training.optimizer
-        counts = together(lambda: len(optimizer.param_groups) if optimizer is not None else 0)
+        counts = together(lambda: len(self._groups()))
         if self._tracked and len(set(counts)) > 1:
             raise CheckpointError(
                 f"optimizer: has {counts[0]} groups on rank 0, but other ranks have"

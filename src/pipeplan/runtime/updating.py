@@ -166,7 +166,7 @@ class Updater:
         if self._on_nan is OnNan.REPORT:
             return False
         # With a loss scale, gradients overflow now and then. The scaler skips those steps.
-        if not math.isfinite(norm) and not self.scaler.enabled and self._problem is None:
+        if not (math.isfinite(norm) or self.scaler.enabled or self._has_nan):
             self._problem = f"the norm of gradients is {norm}"
         return self._has_nan or not math.isfinite(norm)
 
