@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pipeplan.documents.text import only_printable, printable
-from pipeplan.errors import InputError, PipeplanError
+from pipeplan.errors import CheckpointError, InputError, PipeplanError
 from pipeplan.pipeline import Plan
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _resume(
         if pipeline.rank == 0:
             click.echo(f"goes on after step {pipeline.num_steps}")
     elif resume_from:
-        raise InputError(f"--resume-from: {resume_from!r} holds no checkpoint")
+        raise CheckpointError(f"--resume-from: {resume_from!r} holds no checkpoint")
 
 
 def _train(

@@ -53,10 +53,10 @@ def tiny_state(number, width=2, **options):
     return TrainingState(model=model, optimizer=optimizer, first_name_of=names)
 
 
-def save(folder, number, training=None, **extras):
+def save(folder, number, training=None, since=None, **extras):
     progress = Progress(num_steps=number, loss_scale=1.0)
     chosen = training or tiny_state(number)
-    return save_checkpoint(chosen, progress, folder, 3, Extras(**extras))
+    return save_checkpoint(chosen, progress, folder, 3, Extras(**extras), since)
 
 
 def values(state):
@@ -409,6 +409,18 @@ def test_a_run_that_went_back_is_the_newest(tmp_path):
     kept = ["step-00000002", "step-00000003"]
     assert names == ["set-aside.step-00000004", "set-aside.step-00000006", *kept]
     assert load_checkpoint(tiny_state(0), tmp_path / "set-aside.step-00000006") is not None
+
+
+def test_going_back_keeps_the_checkpoint_that_training_came_from(tmp_path):
+    """A later one that is damaged must not take its place among those that are kept."""
+    for number in (2, 4, 6):
+        save(tmp_path, number)
+    save(tmp_path, 8, since=2)
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("step"))
+    assert names == ["step-00000002", "step-00000008"]
+    save(tmp_path, 9, since=8)
+    assert newest_checkpoint(tmp_path).name == "step-00000009"
+    assert (tmp_path / "step-00000002").exists()
 
 
 def test_names_that_only_look_like_checkpoints(tmp_path):

@@ -82,6 +82,10 @@ HOSTILE = {
     "no UTF-8": (document(b'{"\xff": 1}'), "is not UTF-8"),
     "a list": (document([]), "is no object"),
     "too deep": (document(b"[" * 100_000), "is nested too deeply"),
+    "brackets without end": (
+        document(b'{"a": [' + b"[]," * 2_000_001 + b"]}"),
+        "objects and lists",
+    ),
     "a key twice": (
         document(b'{"a": {"dtype":"F32","shape":[2],"data_offsets":[0,8]}, "a": 1}', bytes(8)),
         "'a': stands twice",

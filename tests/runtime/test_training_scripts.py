@@ -184,7 +184,8 @@ def scene_accumulation(rank):
                 ):
                     pipeline.save("nowhere")
             loss = pipeline.step(*batch, update=index % 3 == 2)
-            if index == 0:  # each loss is that of its own batch
+            if index == 0:  # each loss is that of its own batch; evaluation changes nothing
+                assert pipeline.evaluate(*batch) == pytest.approx(loss, rel=1e-12)
                 alone = token_loss(language_model()(batch[0]), batch[1]).item()
                 assert loss == pytest.approx(alone, rel=1e-12)
         same_state(pipeline, expected)

@@ -1,10 +1,12 @@
 """The part of `Pipeline` that can be saved: how far training has come, and what it has made."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pipeplan.runtime.checkpoints.descriptions import Progress
@@ -97,6 +99,12 @@ class SavedTraining:
         if progress is None:
             return False
         self._updater.reset()
+        if progress.seed not in (None, self._seed) and dist.get_rank() == 0:
+            warnings.warn(
+                f"{path}: was trained with seed={progress.seed}, now it is {self._seed}; dropout"
+                " draws other numbers than an uninterrupted run",
+                stacklevel=2,
+            )
         self.num_steps, self.num_batches = progress.num_steps, progress.num_batches
         self.num_rows, self.loss_scale = progress.num_rows, progress.loss_scale
         self._updater.scaler.num_calm_steps = progress.num_calm_steps

@@ -33,6 +33,8 @@ class StateKeeper:
         """Loaded state of objects that are not tracked yet."""
         self._settings: list[dict[str, Any]] = []
         """Loaded settings of the optimizer's groups."""
+        self._since: int | None = None
+        """The step that was saved or loaded last."""
         self.user_state: dict[str, Any] = {}
         """The `state` of the loaded checkpoint."""
 
@@ -59,7 +61,9 @@ class StateKeeper:
         """Write a checkpoint; all ranks have to call it."""
         self._require_equal_groups()
         extras = Extras(state=state or {}, tracked=self._tracked)
-        return save_checkpoint(self._training, progress, directory, keep, extras)
+        path = save_checkpoint(self._training, progress, directory, keep, extras, self._since)
+        self._since = progress.num_steps
+        return path
 
     def load(self, path: Path, *, trust: bool) -> Progress | None:
         """Load a checkpoint, and return how far it had come; None if there is none."""
@@ -76,6 +80,7 @@ class StateKeeper:
         ]
         if loaded.random is not None:
             torch.set_rng_state(loaded.random)
+        self._since = loaded.progress.num_steps
         return loaded.progress
 
     def load_weights(self, paths: Sequence[Path], *, cast: bool) -> None:

@@ -1,5 +1,6 @@
 """What a step has done, for logs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,9 @@ def make_result(pipeline: Any, loss: float, num_rows: int, *, is_update: bool) -
         is_update=is_update,
         is_skipped=pipeline.is_skipped,
         gradient_norm=pipeline.gradient_norm,
-        learning_rates=tuple(float(group["lr"]) for group in pipeline.optimizer.param_groups),
+        learning_rates=tuple(
+            float(group.get("lr", math.nan)) for group in pipeline.optimizer.param_groups
+        ),
         loss_scale=pipeline.loss_scale,
         iteration_ms=pipeline.iteration_ms,
     )

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
-from pipeplan.errors import RuntimeMismatchError
+from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import BatchAgreement, Given
 from pipeplan.runtime.batches import as_call
@@ -350,7 +350,9 @@ class Pipeline(SavedTraining):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None:
+        if isinstance(error, CheckpointError | NonFiniteLossError):
+            self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
+        elif error is not None:
             blame_for_error(self._watchdog, error)
         self.close()
 

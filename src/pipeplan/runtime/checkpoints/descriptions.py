@@ -18,7 +18,14 @@ from typing import Any
 
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import CheckpointError
-from pipeplan.runtime.checkpoints.reading import open_regular, parse_strictly, quoted, shown
+from pipeplan.runtime.checkpoints.reading import (
+    MAX_JSON_BYTES,
+    open_regular,
+    parse_strictly,
+    quoted,
+    require_size,
+    shown,
+)
 from pipeplan.runtime.checkpoints.tensor_files import TensorFile
 
 __all__ = [
@@ -45,7 +52,6 @@ HEAD = re.compile(
 FILE_NAME = re.compile(r"(?:stage-[0-9]{3,6}|state)\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STEP_NAME = re.compile(r"step-([0-9]{8,})")
-MAX_BYTES = 1_000_000_000
 MAX_COUNT = 2**62
 MODEL = "model."
 """What the keys of the model's tensors begin with."""
@@ -63,8 +69,8 @@ class Progress:
     """Batches trained on: more than steps if gradients were accumulated."""
     num_rows: int = 0
     """Rows of all these batches: the position in the data."""
-    seed: int = 0
-    """Of dropout and other random numbers inside blocks."""
+    seed: int | None = None
+    """Of dropout and other random numbers inside blocks; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +120,7 @@ def write_description(description: Description, folder: Path) -> None:
     }
     text = json.dumps(document, allow_nan=False)
     rest = text[1:].encode()
-    if len(rest) > MAX_BYTES:
-        raise CheckpointError(f"state: takes {len(rest):,} bytes as JSON; keep less, or tensors")
+    require_size(rest, folder / DESCRIPTION)
     digest = hashlib.sha256(rest).hexdigest()
     with open(folder / DESCRIPTION, "xb") as file:
         file.write(f'{{"format": "{FORMAT}", "sha256": "{digest}",\n'.encode() + rest)
@@ -131,9 +136,8 @@ def read_description(folder: Path) -> Description:
     """
     path = folder / DESCRIPTION
     with open_regular(path, follow_links=False) as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise CheckpointError(f"{shown(path)}: is larger than {MAX_BYTES:,} bytes")
+        data = file.read(MAX_JSON_BYTES + 1)
+    require_size(data, path)
     head = HEAD.match(data)
     if head is None:
         raise CheckpointError(f"{shown(path)}: {_other_format(data)}")
@@ -165,7 +169,9 @@ def _description(document: Any) -> Description:
     counts = (progress.num_steps, progress.num_batches, progress.num_rows, progress.num_calm_steps)
     if any(type(count) is not int or not 0 <= count < MAX_COUNT for count in counts):
         raise ValueError("counts")
-    if type(progress.seed) is not int or not 0 < float(progress.loss_scale) < float("inf"):
+    if type(progress.seed) not in (int, type(None)) or not 0 < float(progress.loss_scale) < float(
+        "inf"
+    ):
         raise ValueError("numbers")
     files = {name: FileRecord(**record) for name, record in document["files"].items()}
     tensors = {}

@@ -145,16 +145,20 @@ def put_in_place(partial: Path, final: Path) -> None:
     _delete(replaced)
 
 
-def remove_surplus(final: Path, keep: int) -> None:
+def remove_surplus(final: Path, keep: int, since: int | None = None) -> None:
     """Remove all but the newest `keep` checkpoints, up to this one.
 
-    Those with more steps are of a run that went back. They are set aside: the newest checkpoint
-    has to be the one that was saved last.
+    Training may have gone back to an earlier step: the run has saved or loaded nothing between the
+    step `since` and this one. What is there, or has more steps, was given up. It is set aside: the
+    newest checkpoint has to be the one that was saved last.
     """
-    complete = complete_checkpoints(final.parent)
-    older = [path for path in complete if _steps(path.name) <= _steps(final.name)]
-    for path in complete:
-        if path not in older:
+    steps = _steps(final.name)
+    first = steps if since is None else min(since, steps)
+    older = []
+    for path in complete_checkpoints(final.parent):
+        if _steps(path.name) <= first or path.name == final.name:
+            older.append(path)
+        else:
             _set_aside(path)
     for old in older[:-keep] if keep > 0 else []:
         hidden = _beside(old, PARTIAL)  # under another name, so that no half of it looks complete

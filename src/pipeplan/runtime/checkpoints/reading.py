@@ -11,9 +11,13 @@ from pipeplan.documents.json_text import object_without_duplicates
 from pipeplan.documents.text import printable
 from pipeplan.errors import CheckpointError, InputError
 
-__all__ = ["open_regular", "parse_strictly", "quoted", "shown"]
+__all__ = ["open_regular", "parse_strictly", "quoted", "require_size", "shown"]
 
 MAX_SHOWN = 200
+MAX_JSON_BYTES = 256_000_000
+MAX_VALUES = 10_000_000
+MAX_CONTAINERS = 2_000_000
+"""Objects and lists; AdamW needs eight for each parameter. A file of nothing else takes 1 GB."""
 
 
 def shown(path: str | Path) -> str:
@@ -50,8 +54,21 @@ def open_regular(path: Path, *, follow_links: bool) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def require_size(data: bytes, path: Path) -> None:
+    """Refuse JSON that would take too much memory; what is written can be read again."""
+    num_containers = data.count(b"[") + data.count(b"{")
+    for number, limit, what in (
+        (len(data), MAX_JSON_BYTES, "bytes"),
+        (num_containers, MAX_CONTAINERS, "objects and lists"),
+        (data.count(b","), MAX_VALUES, "values"),
+    ):
+        if number > limit:
+            raise CheckpointError(f"{shown(path)}: has {number:,} {what}; at most {limit:,} can be")
+
+
 def parse_strictly(data: bytes, path: Path) -> Any:
     """The JSON in these bytes; a key that stands twice, or a number like NaN, is refused."""
+    require_size(data, path)
     try:
         return json.loads(
             data.decode(),

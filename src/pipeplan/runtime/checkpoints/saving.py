@@ -100,8 +100,12 @@ def save_checkpoint(
     directory: Path,
     keep: int,
     extras: Extras | None = None,
+    since: int | None = None,
 ) -> Path:
-    """Write a checkpoint, and remove all but the newest `keep`; all ranks have to call it."""
+    """Write a checkpoint, and remove all but the newest `keep`; all ranks have to call it.
+
+    `since` is the step that was saved or loaded last, if there is one.
+    """
     own, shared = _Tensors(), _Tensors()
     parts = together(lambda: _collect(state, extras or Extras(), own, shared))
     final = directory / f"step-{progress.num_steps:08d}"
@@ -122,7 +126,7 @@ def save_checkpoint(
 
         def finish() -> None:
             put_in_place(partial, final)
-            remove_surplus(final, keep)
+            remove_surplus(final, keep, since)
 
         _on_first(finish)
     return final
@@ -199,7 +203,7 @@ def _collect_extras(extras: Extras, shared: _Tensors) -> dict[str, Any]:
     return {
         "state": encode(dict(extras.state), "state", shared.keep),
         "tracked": {
-            name: encode(tracked.state_dict(), name, shared.keep)
+            name: encode(tracked.state_dict(), f"tracked.{name}", shared.keep)
             for name, tracked in extras.tracked.items()
         },
         "random": encode(torch.get_rng_state(), "random", shared.keep),
