@@ -444,7 +444,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     try:
         for limit in (0, 1, 100, *(size - 1 for size in sizes)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
-            with pytest.raises(CheckpointError, match=os.strerror(errno.EFBIG)):
+            with pytest.raises(
+                CheckpointError, match=f"cannot be written: {os.strerror(errno.EFBIG)}"
+            ):
                 save(tmp_path, 4)
             resource.setrlimit(resource.RLIMIT_FSIZE, old)
             assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -386,6 +386,32 @@ def scene_statistics_of_the_first_replica(rank):
             assert torch.equal(state["1.running_mean"], everyone[1]["1.running_mean"])
 
 
+def scene_weights_of_a_model_without_values(rank):
+    """A model on the meta device gets its values from a file; each rank reads its part."""
+    from safetensors.torch import save_file
+
+    path = Path(folder()) / "model.safetensors"
+    model = language_model()
+    values = {name: v.clone() for name, v in model.state_dict().items() if name != "head.weight"}
+    share_from_first(lambda: save_file(values, path))  # tied weights stand there once
+    with torch.device("meta"):
+        empty = TinyLanguageModel(tied=True).double()
+
+    def fill(part):
+        for parameter in part.parameters():
+            nn.init.constant_(parameter, 7.0)
+
+    with Pipeline(PLANS["wide"](), empty, token_loss, adamw, init_fn=fill) as pipeline:
+        pipeline.load_weights(path)
+        assert pipeline.evaluate(*tokens(3)) == pytest.approx(
+            token_loss(model(tokens(3)[0]), tokens(3)[1]).item(), rel=1e-12
+        )
+        left = {name: value for name, value in values.items() if "blocks.1" not in name}
+        share_from_first(lambda: save_file(left, path))
+        with pytest.raises(CheckpointError, match=r"has no 'blocks\.1"):
+            pipeline.load_weights(path)
+
+
 def scene_compiled_blocks(rank):
     """`block.compile()` before the pipeline takes the model: the same numbers, the same names."""
     expected = share_from_first(

@@ -9,7 +9,6 @@ anywhere is found before the JSON is parsed::
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from pipeplan.runtime.checkpoints.reading import (
     shown,
 )
 from pipeplan.runtime.checkpoints.tensor_files import TensorFile
+from pipeplan.runtime.checkpoints.writing import write_synced
 
 __all__ = [
     "DESCRIPTION",
@@ -122,10 +122,8 @@ def write_description(description: Description, folder: Path) -> None:
     rest = text[1:].encode()
     require_size(rest, folder / DESCRIPTION)
     digest = hashlib.sha256(rest).hexdigest()
-    with open(folder / DESCRIPTION, "xb") as file:
-        file.write(f'{{"format": "{FORMAT}", "sha256": "{digest}",\n'.encode() + rest)
-        file.flush()
-        os.fsync(file.fileno())
+    data = f'{{"format": "{FORMAT}", "sha256": "{digest}",\n'.encode() + rest
+    write_synced(folder / DESCRIPTION, lambda file: file.write(data))
 
 
 def read_description(folder: Path) -> Description:

@@ -1,6 +1,6 @@
 """Writes a checkpoint: each stage's first replica its tensors, rank 0 the rest."""
 
-import os
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,9 +29,9 @@ from pipeplan.runtime.checkpoints.folders import (
     remove_surplus,
 )
 from pipeplan.runtime.checkpoints.plain_data import encode
-from pipeplan.runtime.checkpoints.reading import shown
 from pipeplan.runtime.checkpoints.tensor_bytes import source_of
 from pipeplan.runtime.checkpoints.tensor_files import TensorSource, WrittenFile, write_tensor_file
+from pipeplan.runtime.checkpoints.writing import write_synced
 
 __all__ = ["NOT_SETTINGS", "Extras", "TrainingState", "named_parameters", "save_checkpoint"]
 
@@ -226,20 +226,11 @@ def _write_tensors(
         ],
         STATE_FILE: list(shared.source_of.values()),
     }
-    return {name: _write(partial / name, sources) for name, sources in files.items() if sources}
-
-
-def _write(path: Path, sources: Sequence[TensorSource]) -> WrittenFile:
-    with open(path, "xb") as file:
-        try:
-            written = write_tensor_file(file, sources)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as problem:
-            raise CheckpointError(
-                f"{shown(path)}: cannot be written: {problem.strerror or problem}"
-            ) from None
-    return written
+    return {
+        name: write_synced(partial / name, functools.partial(write_tensor_file, sources=sources))
+        for name, sources in files.items()
+        if sources
+    }
 
 
 def _describe(
