@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["BlockSeeds", "LossTerms", "StageRunner"]
 
@@ -88,7 +88,7 @@ class StageRunner:
         self._statistics = [
             layer
             for layer in module.model.modules()
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+            if getattr(layer, "track_running_stats", False)
         ]
 
     @contextlib.contextmanager
@@ -214,11 +214,11 @@ class StageRunner:
         Autograd does not complain here, but recomputation needs the unchanged inputs.
         """
         tensors = [*carried, *tensors_in(call[1])]
-        versions = [tensor._version for tensor in tensors]
+        versions = [count_changes(tensor) for tensor in tensors]
         copies = None if self._is_checked else [tensor.detach().clone() for tensor in tensors]
         self._is_checked = True
         output = self._run_on(carried, call, seed)
-        if [tensor._version for tensor in tensors] == versions:
+        if [count_changes(tensor) for tensor in tensors] == versions:
             return output
         if copies is None:
             raise RuntimeMismatchError(

@@ -80,19 +80,19 @@ def materialise(
     for module in model.modules():
         if isinstance(module, StandIn):
             module.device = device
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None or not tensor.is_meta:
-                    continue
-                if id(tensor) not in made:
-                    empty: Any = torch.empty_like(tensor, device=device)
-                    if isinstance(tensor, nn.Parameter):
-                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    made[id(tensor)] = (
-                        empty,
-                        tensor,
-                    )  # keep the old one, so that its id is not reused
-                tensors[name] = made[id(tensor)][0]
+        held = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in held:
+            if not tensor.is_meta:
+                continue
+            if id(tensor) not in made:
+                empty: Any = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = (empty, tensor)  # keep the old one, so that its id stays taken
+            setattr(module, name, made[id(tensor)][0])
     if made and init_fn is None:
         raise RuntimeMismatchError(
             "model: is on the meta device and has no values; give init_fn, which fills them"

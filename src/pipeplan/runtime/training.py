@@ -42,6 +42,7 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
 
@@ -374,5 +375,4 @@ def _make_store() -> Any:
     """A client of the ranks' store, with a prefix of its own."""
     name: list[Any] = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=0)
-    store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
+    return store_types.PrefixStore(f"pipeplan/{name[0]}", default_store().clone())
