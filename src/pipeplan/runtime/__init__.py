@@ -13,17 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeplan.errors import RuntimeMismatchError
     from pipeplan.runtime.batches import Whole
+    from pipeplan.runtime.extra_losses import add_loss, collect_losses
     from pipeplan.runtime.supervision.launching import join_ranks
     from pipeplan.runtime.supervision.watchdog import WatchdogOptions
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["Pipeline", "RuntimeMismatchError", "WatchdogOptions", "Whole", "join_ranks"]
+__all__ = [
+    "Pipeline",
+    "RuntimeMismatchError",
+    "WatchdogOptions",
+    "Whole",
+    "add_loss",
+    "collect_losses",
+    "join_ranks",
+]
 
 _MODULE_OF = {
     "Pipeline": "pipeplan.runtime.training",
     "RuntimeMismatchError": "pipeplan.errors",
     "WatchdogOptions": "pipeplan.runtime.supervision.watchdog",
     "Whole": "pipeplan.runtime.batches",
+    "add_loss": "pipeplan.runtime.extra_losses",
+    "collect_losses": "pipeplan.runtime.extra_losses",
     "join_ranks": "pipeplan.runtime.supervision.launching",
 }
 

@@ -26,8 +26,13 @@ from pipeplan.runtime.batch_agreement import BatchAgreement, Given
 from pipeplan.runtime.batches import as_call
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
-from pipeplan.runtime.execution import Function, LossTerms
-from pipeplan.runtime.parameters import first_names, gather_state, share_statistics
+from pipeplan.runtime.execution import Function, LossTerms, keeping_random_state
+from pipeplan.runtime.parameters import (
+    find_loss_module,
+    first_names,
+    gather_state,
+    share_statistics,
+)
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
 from pipeplan.runtime.scaling import LossScaler
@@ -42,6 +47,7 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.verdict import Verification, can_verify
 from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
@@ -71,6 +77,9 @@ class Pipeline:
         device_name: this rank's device in the plan, if hosts do not tell.
         real_hosts: the real name of each host of the plan, if they differ.
         watchdog: how patient the ranks are with each other.
+        verify: "first-step" compares each stage with the whole model before anything is trained, on
+            a few rows of the first batch. Until then, the first replica of each stage keeps the
+            whole model. "off" leaves that out.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -95,6 +104,7 @@ class Pipeline:
         device_name: str | None = None,
         real_hosts: Mapping[str, str] | None = None,
         watchdog: WatchdogOptions | None = None,
+        verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -112,6 +122,7 @@ class Pipeline:
             seed=seed,
             receive_ahead=receive_ahead,
             bucket_bytes=bucket_bytes,
+            verifies=can_verify(model, verify, self.rank),
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
@@ -150,11 +161,26 @@ class Pipeline:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        self.first_name_of = first_names(model)
+        loss_module = find_loss_module(model, settings.loss.loss_fn)
+        self.first_name_of = first_names(model, loss_module)
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, store, self.first_name_of, settings
         )
+        self._verification: Verification | None = None
+        """What is to be compared before the first step; None if nothing is, or after it."""
+        if settings.verifies:
+            self._verification = Verification(
+                rank=self.rank,
+                replica=self._replica,
+                stage_ranks=tuple(map(tuple, placement.ranks)),
+                first_name_of=self.first_name_of,
+                loss=settings.loss,
+                num_microbatches=self.plan.microbatches,
+                amp_dtype=settings.amp_dtype,
+                device=self._transport.device,
+                recomputes=self._replica is not None and self.plan.stages[self.stage].recompute,
+            )
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
@@ -179,10 +205,8 @@ class Pipeline:
 
     def _run_with_others(self, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
-        device = self._transport.device
-        cuda_devices = [device.index or 0] if device.type == "cuda" else []
         try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
+            with in_step(self._watchdog), keeping_random_state(self._transport.device):
                 return run()
         finally:
             self._watchdog.enter(State.OUTSIDE)
@@ -228,6 +252,7 @@ class Pipeline:
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
+        self._verify_once(batch, targets, rows)
         self._events = []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -241,6 +266,7 @@ class Pipeline:
             exchange=self._replica.exchange.begin(routing, prefix + key),
             device=self._transport.device,
             rows=routing.rows,
+            num_rows=rows,
             call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
             targets=targets,
             loss=self._loss if self._is_last else None,
@@ -251,6 +277,19 @@ class Pipeline:
             events=self._events,
         )
         return blocks, stats
+
+    def _verify_once(self, batch: Any, targets: Any, rows: int) -> None:
+        """Compare the stages with the whole model, if that is still to be done."""
+        if self._verification is None:
+            return
+        self._watchdog.enter(State.OUTSIDE)  # it may take longer than a block
+        try:
+            self._verification.run(batch, targets, rows)
+        except RuntimeMismatchError as error:  # all ranks raise it
+            self._watchdog.report(error, is_mismatch=True)
+            raise
+        self._verification = None
+        self._watchdog.enter(State.WAITING, "for the start of the step")
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
