@@ -15,7 +15,7 @@ from pipeplan.runtime.parameters import (
     first_names,
 )
 from pipeplan.runtime.verification.runs import Sample, StageCalls
-from pipeplan.runtime.verification.stage_comparison import compare_stage, find_in_sums
+from pipeplan.runtime.verification.stage_comparison import compare_stage, failed, first_difference
 from pipeplan.splitting import cut, holders, lay_out
 from pipeplan.splitting.nesting import map_tensors
 
@@ -97,10 +97,8 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None):
                 )
             )
         except RuntimeMismatchError as error:
-            return str(error)
-        if reports[-1].difference:
-            return reports[-1].difference
-    return find_in_sums(reports, lambda size: 1e-5 * size)
+            reports.append(failed(str(error)))
+    return first_difference(reports, lambda size: 1e-5 * size)
 
 
 def train_cut(make, names, cuts, *, recompute=False):
@@ -164,7 +162,7 @@ def find_error(make, names, cuts, *, recompute=False):
     """What is wrong with training by stages; None if it is ordinary training."""
     try:
         found, buffers = train_cut(make, names, cuts, recompute=recompute)
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         return f"raises {type(error).__name__}: {error}"
     expected, expected_buffers = train_whole(make)
     first = first_names(make().model)

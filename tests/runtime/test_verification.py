@@ -60,3 +60,265 @@ def test_chains_agree():
 
     assert find_refusal(make, None, [0, 2, 3]) is None
     assert find_error(make, None, [0, 2, 3]) is None
+
+
+# ------------------------------------------------------------------ what trained wrongly before
+
+
+class Functional(nn.Module):
+    """Does something between its named modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.fc3(self.fc2(F.relu(self.fc1(x))))
+
+
+class ScaledEmbedding(TinyLanguageModel):
+    def forward(self, tokens):
+        x = self.embed(tokens) * math.sqrt(12)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Residual(nn.Sequential):
+    """An nn.Sequential with a forward of its own."""
+
+    def forward(self, x):
+        for layer in self:
+            x = x + layer(x)
+        return x
+
+
+class KeepsLoss(nn.Module):
+    """A layer that keeps an auxiliary loss, as mixtures of experts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.aux = torch.zeros(())
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        self.aux = y.square().mean()
+        return y
+
+
+class AddsLoss(KeepsLoss):
+    def forward(self, x):
+        y = super().forward(x)
+        add_loss(0.3 * self.aux)
+        return y
+
+
+def closing(model):
+    def loss_fn(output, targets):
+        return mlp_loss(output, targets) + 0.3 * sum(layer.aux for layer in model)
+
+    return loss_fn
+
+
+def regularised(model):
+    weight = model[0].weight
+
+    def loss_fn(output, targets):
+        return mlp_loss(output, targets) + 0.1 * weight.square().sum()
+
+    return loss_fn
+
+
+class CarriesPast(TinyLanguageModel):
+    def forward(self, tokens):
+        first = x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + first))
+
+
+MEMORY = {}
+
+
+class Writes(nn.Module):
+    """Leaves its input in a global."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        MEMORY["first"] = x
+        return self.linear(x)
+
+
+class Reads(Writes):
+    def forward(self, x):
+        return self.linear(x) + MEMORY["first"]
+
+
+class Counts(nn.Module):
+    """Its buffer, and its output, depend on how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(6))
+        self.calls = 0
+
+    def forward(self, x):
+        self.count += 1
+        self.calls += 1
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean) / (self.count + self.calls)
+
+
+class ScaledLoss(nn.Module):
+    """A loss with parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, output, targets):
+        return mlp_loss(output * self.scale, targets)
+
+
+def of(make_model, loss=None):
+    def make():
+        torch.manual_seed(0)
+        MEMORY.clear()
+        model = make_model()
+        loss_fn = loss(model) if loss else mlp_loss
+        return subject(model, loss_fn)
+
+    return make
+
+
+def words(make_model, loss_fn=token_loss):
+    def make():
+        torch.manual_seed(0)
+        return language(make_model(), loss_fn)
+
+    return make
+
+
+@pytest.mark.parametrize("cuts", [[0], [0, 1], [0, 2]])
+def test_operations_between_named_modules(cuts):
+    refusal = find_refusal(of(Functional), ["fc1", "fc2", "fc3"], cuts)
+    assert "layer 'fc2': its argument 0 is not that of the whole model" in refusal
+
+
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 3], [0, 2, 5]])
+def test_an_operation_that_only_some_cuts_lose(cuts):
+    names = ["embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    refusal = find_refusal(words(ScaledEmbedding), names, cuts)
+    error = find_error(words(ScaledEmbedding), names, cuts)
+    assert (refusal is None) == (error is None)
+    if cuts[-1] == 5:  # then all layers are a chain
+        assert "layer 'blocks.0'" in refusal
+
+
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 1, 2]])
+def test_a_sequential_with_a_forward_of_its_own(cuts):
+    make = of(lambda: Residual(*(nn.Linear(6, 6) for _ in range(3))))
+    refusal = find_refusal(make, None, cuts)
+    assert "is not that of the whole model" in refusal
+    assert "nn.Sequential" in refusal
+
+
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 2]])
+def test_losses_kept_on_layers(cuts):
+    make = of(lambda: nn.Sequential(KeepsLoss(), KeepsLoss(), KeepsLoss()), closing)
+    assert "add_loss" in find_refusal(make, None, cuts)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 2], [0, 1, 2]])
+def test_losses_that_layers_add(cuts, recompute):
+    make = of(lambda: nn.Sequential(AddsLoss(), AddsLoss(), AddsLoss()))
+    assert find_refusal(make, None, cuts, recompute=recompute) is None
+    assert find_error(make, None, cuts, recompute=recompute) is None
+
+
+def test_a_loss_that_closes_over_the_model():
+    make = of(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), regularised)
+    assert "parameter '0.weight'" in find_refusal(make, None, [0, 1])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_loss_module_with_parameters(recompute):
+    make = of(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), lambda _: ScaledLoss())
+    assert find_refusal(make, None, [0, 2], recompute=recompute) is None
+    assert find_error(make, None, [0, 2], recompute=recompute) is None
+
+
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 3]])
+def test_values_carried_past_layers(cuts):
+    refusal = find_refusal(words(CarriesPast), LIST_NAMES, cuts)
+    assert "values of other stages that no layer returns" in refusal
+
+
+def test_values_passed_by_a_global():
+    make = of(lambda: nn.Sequential(Writes(), nn.Linear(6, 6), Reads()))
+    assert "layer '2': its output is not" in find_refusal(make, None, [0, 2])
+    make = of(lambda: nn.Sequential(nn.Linear(6, 6), Writes(), Reads()))
+    assert find_refusal(make, None, [0, 1]) is None
+    assert find_error(make, None, [0, 1]) is None
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_recomputation_counts_once(recompute):
+    make = of(lambda: nn.Sequential(Counts(), nn.Linear(6, 6), Counts()))
+    assert find_refusal(make, None, [0, 1], recompute=recompute) is None
+    assert find_error(make, None, [0, 1], recompute=recompute) is None
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_spectral_norm(recompute):
+    def make_model():
+        return nn.Sequential(
+            *(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)) for _ in range(3))
+        )
+
+    assert find_refusal(of(make_model), None, [0, 1], recompute=recompute) is None
+    assert find_error(of(make_model), None, [0, 1], recompute=recompute) is None
+
+
+class DropsBetween(TinyLanguageModel):
+    """Drops between its layers, where no module is."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = F.dropout(block(x), 0.1, self.training)
+        return self.head(self.norm(x))
+
+
+def test_a_dropout_that_a_chain_loses():
+    names = ["embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    assert find_refusal(words(DropsBetween), names, [0, 5])  # a chain
+    for cuts in ([0, 1], [0, 2], [0, 4]):
+        assert find_refusal(words(DropsBetween), LIST_NAMES, cuts) is None
+
+
+class NoOp(nn.Module):
+    """A dropout that drops nothing: only the list of random operations shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.fc1(x)
+        torch.rand(3)
+        return self.fc2(y)
+
+
+def test_random_operations_are_compared_by_name():
+    assert "the whole model draws random numbers by rand" in find_refusal(
+        of(NoOp), ["fc1", "fc2"], [0, 1]
+    )

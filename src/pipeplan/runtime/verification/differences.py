@@ -6,6 +6,7 @@ for bfloat16.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,42 +16,54 @@ from pipeplan.runtime.verification.runs import Result, StageCalls
 from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.stage_modules import StageModule
 
-__all__ = ["are_close", "find_difference"]
+__all__ = ["Difference", "are_close", "find_difference"]
 
 CARRIED_PAST = (
     "they use values of other stages that no layer returns, such as x0 in x = block(x) + x0, a mask"
     " made of embeddings, or a weight taken from another module; such values do not cross a cut:"
     " make it a chain of modules that return all that later ones need"
 )
+READS_LAYERS = (
+    "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
+    " only this stage's; call pipeplan.runtime.add_loss in those layers instead"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One line that names a difference."""
+
+    text: str
+    is_in_forward: bool
+    """A difference in a forward explains those in gradients, on other stages too."""
 
 
 def find_difference(
     stage: StageCalls, whole: Result, cut: Result, *, shared: Sequence[str]
-) -> str | None:
-    """One line that names the first difference; None if there is none.
+) -> Difference | None:
+    """The first difference; None if there is none.
 
     `shared` are parameters that other stages hold as well. Their gradients are sums, which are
     compared elsewhere.
     """
     module = stage.module
     if whole.again:
-        return (
+        text = (
             f"model: calls the layer {whole.again[0]!r} more than once, or out of order; a stage"
             " calls each of its layers once, in the order of the plan"
         )
-    tolerance_dtype = stage.amp_dtype
+        return Difference(text=text, is_in_forward=True)
+    found = None
     for index in range(len(whole.calls)):
-        found = _find_in_forward(module, whole, cut, index, tolerance_dtype)
-        if found:
-            return found
-    found = _find_in_draws(module, whole, cut)
+        found = found or _find_in_forward(module, whole, cut, index, stage.amp_dtype)
     if found:
-        return found
-    for index in range(len(cut.entering)):
-        found = _find_in_entering(module, whole.entering[index], cut.entering[index], stage)
-        if found:
-            return found
-    return _find_in_gradients(stage, whole, cut, shared) or _find_in_buffers(stage, whole, cut)
+        return Difference(text=found, is_in_forward=True)
+    found = _find_in_draws(module, whole, cut)
+    for expected, entering in zip(whole.entering, cut.entering, strict=False):
+        found = found or _find_in_entering(module, expected, entering, stage)
+    found = found or _find_in_gradients(stage, whole, cut, shared)
+    found = found or _find_in_buffers(stage, whole, cut)
+    return Difference(text=found, is_in_forward=False) if found else None
 
 
 def are_close(
@@ -94,11 +107,13 @@ def _find_in_forward(
             return None
         place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
         if place:
-            return f"{place}; {_reason(module, cut, index)}"
+            return f"{place}; {_reason(module)}"
+        if cut.losses[index].isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
+            return f"layers {module.layers_text}: their loss is NaN; {CARRIED_PAST}"
         return (
             f"loss_fn: gives {float(cut.losses[index]):.6g} behind the layers {module.layers_text}"
             f" alone and {float(whole.losses[index]):.6g} with the whole model;"
-            f" {_reason_of_loss(module)}"
+            f" {READS_LAYERS}"
         )
     if expected is None:
         return (
@@ -108,7 +123,7 @@ def _find_in_forward(
     if found is None or not _are_alike(expected, found, dtype):
         place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
         place = place or f"layers {module.layers_text}: what leaves them is not the whole model's"
-        return f"{place}; {_reason(module, cut, index)}"
+        return f"{place}; {_reason(module)}"
     if expected.needs_gradient != found.needs_gradient and cut.gradients:
         return (
             f"layers {module.layers_text}: what leaves them has a gradient in the whole model"
@@ -145,7 +160,7 @@ def _first_layer(
     return ""
 
 
-def _reason(module: StageModule, cut: Result, index: int) -> str:
+def _reason(module: StageModule) -> str:
     if module.layout.kind is LayoutKind.NAMED:
         return (
             "layers named one by one are a chain, each called with what the one before returns; a"
@@ -158,13 +173,6 @@ def _reason(module: StageModule, cut: Result, index: int) -> str:
             " what it does between them modules"
         )
     return CARRIED_PAST
-
-
-def _reason_of_loss(module: StageModule) -> str:
-    return (
-        "a loss or a forward that reads other layers (losses kept on layers, model in a closure)"
-        " sees only this stage's; call pipeplan.runtime.add_loss in those layers instead"
-    )
 
 
 def _find_in_draws(module: StageModule, whole: Result, cut: Result) -> str | None:

@@ -2,6 +2,10 @@
 
 It works in the same way in the whole model and in a stage. Layers of other stages only move the
 position.
+
+In the whole model, what crosses a cut of the stage is replaced by a copy. So its gradient is that
+of the layers behind the cut alone. What else a layer does with its output (such as a loss of its
+own) is part of the layer.
 """
 
 from collections.abc import Callable
@@ -48,6 +52,8 @@ class LayerRecorder:
 
     layout: Layout
     randomness: SameRandomness
+    cuts: tuple[int, ...] = ()
+    """Atoms in front of which a stage begins, where gradients are those of layers behind alone."""
     calls: dict[int, LayerCall] = field(default_factory=dict)
     """By atom."""
     again: list[str] = field(default_factory=list)
@@ -100,21 +106,23 @@ class LayerRecorder:
         self.randomness.position = position
         seed_python(position)
 
-    def _make_hooks(self, atoms: list[int]) -> tuple[Callable[..., None], Callable[..., None]]:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _make_hooks(self, atoms: list[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if not self._is_on:
-                return
+                return None
             if self._open:  # a layer inside of another one
                 self._open.append(None)
-                return
+                return None
             atom = next((atom for atom in atoms if atom > self._last), None)
             if atom is None:
                 self.again.append(self.layout.atoms[atoms[0]])
                 self._open.append(None)
-                return
+                return None
             self._last = atom
             self._open.append(atom)
             self.move(f"in {atom}")
+            if atom == 1 and self._enters_list(atom):
+                args, kwargs = _with_first_copied(args, kwargs)
             first = tensors_in([*args, *kwargs.values()])[:1]
             named = [(f"argument {i}", value) for i, value in enumerate(args)]
             named += [(repr(name), value) for name, value in kwargs.items()]
@@ -126,16 +134,35 @@ class LayerRecorder:
                     for tensor in tensors_in(value)
                 ],
             )
+            return args, kwargs
 
-        def behind(module: nn.Module, args: Any, output: Any) -> None:
+        def behind(module: nn.Module, args: Any, output: Any) -> Any:
             if not self._is_on or not self._open:
-                return
+                return None
             atom = self._open.pop()
             if atom is not None:
+                if atom + 1 in self.cuts:
+                    output = map_tensors(output, lambda tensor: tensor.clone())
                 self.calls[atom].output = note(output)
                 self.move(f"after {atom}")
+            return output
 
         return before, behind
+
+    def _enters_list(self, atom: int) -> bool:
+        """Whether a stage begins with the first layer of a list."""
+        return self.layout.kind is LayoutKind.LAYER_LIST and atom in self.cuts
+
+
+def _with_first_copied(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The same arguments, the first tensor among them as a copy."""
+    for index, argument in enumerate(args):
+        if isinstance(argument, torch.Tensor):
+            return (*args[:index], argument.clone(), *args[index + 1 :]), kwargs
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            return args, {**kwargs, name: value.clone()}
+    return args, kwargs
 
 
 def note(value: Any) -> Noted:

@@ -96,7 +96,8 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     """The whole model's results; the model has to be whole."""
     model, result, randomness = stage.module.model, Result(), SameRandomness()
     _clear(model)
-    recorder = LayerRecorder(stage.module.layout, randomness)
+    atoms = stage.module.atoms
+    recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
     recorder.attach(model)
     num_rows = sum(sample.num_rows for sample in samples)
     try:
@@ -107,8 +108,8 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 recorder.end()
                 result.losses.append(loss.detach().clone())
                 result.calls.append(recorder.calls)
-                result.entering.append(_crossing(stage.module, recorder, stage.module.atoms.start))
-                result.leaving.append(_crossing(stage.module, recorder, stage.module.atoms.stop))
+                result.entering.append(_crossing(stage.module, recorder, atoms.start))
+                result.leaving.append(_crossing(stage.module, recorder, atoms.stop))
                 if trains and total.requires_grad:
                     total.backward()  # type: ignore[no-untyped-call]
     finally:

@@ -14,14 +14,14 @@ changed a little while it lasts: they could hide a difference.
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.module_state import ModuleState
-from pipeplan.runtime.verification.differences import find_difference
+from pipeplan.runtime.verification.differences import Difference, find_difference
 from pipeplan.runtime.verification.runs import (
     Result,
     Sample,
@@ -31,7 +31,7 @@ from pipeplan.runtime.verification.runs import (
     spoil,
 )
 
-__all__ = ["Report", "compare_stage", "find_in_sums"]
+__all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
 NUDGE = 0.05
 """The size of the changes of constant parameters."""
@@ -44,7 +44,7 @@ Projections = dict[str, list[float]]
 class Report:
     """What the comparison of one stage has found."""
 
-    difference: str | None
+    difference: Difference | None
     loss: float
     """The whole model's loss on this rank."""
     whole: Projections
@@ -76,7 +76,7 @@ def compare_stage(
         finally:
             own_state.put_back()
     if difference is None and recomputes and cut.uses_own_generator:
-        difference = (
+        difference = _in_forward(
             f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
             " recomputation cannot repeat; use torch's default generator, or plan without recompute"
         )
@@ -114,7 +114,7 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
 
 def _run_and_compare(
     stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
-) -> tuple[str | None, Result]:
+) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
     state = ModuleState(stage.module.model.modules())
     trained = Result()
@@ -124,22 +124,40 @@ def _run_and_compare(
         try:
             cut = run_stage(stage, samples, whole, trains=trains)
         except RuntimeMismatchError as error:
-            return str(error), trained
+            return _in_forward(str(error)), trained
         except Exception as error:
             note = "; ".join(getattr(error, "__notes__", []))
-            return (
+            text = (
                 f"layers {stage.module.layers_text}: raise when they run as a stage, but not in the"
                 f" whole model: {_first_line(error)}{'; ' if note else ''}{note}"
-            ), trained
+            )
+            return _in_forward(text), trained
         finally:
             state.put_back()
         difference = find_difference(stage, whole, cut, shared=shared if trains else [])
         if difference is not None:
-            mode = "" if trains else " (in evaluation)"
-            return difference + mode, trained
+            if not trains:
+                difference = replace(difference, text=f"{difference.text} (in evaluation)")
+            return difference, trained
         if trains:
             trained = cut
     return None, trained
+
+
+def failed(text: str) -> Report:
+    """The report of a stage that could not be compared at all."""
+    return Report(difference=_in_forward(text), loss=0.0, whole={}, cut={})
+
+
+def _in_forward(text: str) -> Difference:
+    return Difference(text=text, is_in_forward=True)
+
+
+def first_difference(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
+    """The difference of all stages that explains most; None if there is none."""
+    found = [report.difference for report in reports if report.difference is not None]
+    found.sort(key=lambda difference: not difference.is_in_forward)
+    return found[0].text if found else _find_in_sums(reports, rounding)
 
 
 def _first_line(error: Exception) -> str:
@@ -185,7 +203,7 @@ def _project(result: Result, names: Sequence[str], first_name_of: Mapping[str, s
     return found
 
 
-def find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
+def _find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
     """Compare gradients of parameters that several stages hold: the sum over stages is the whole's.
 
     Ranks that have loaded their stage from a checkpoint differ in the rest of the model. Then

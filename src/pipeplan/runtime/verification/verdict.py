@@ -15,7 +15,12 @@ from pipeplan.runtime.batches import as_call, select_rows
 from pipeplan.runtime.execution import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.verification.runs import Sample, StageCalls
-from pipeplan.runtime.verification.stage_comparison import Report, compare_stage, find_in_sums
+from pipeplan.runtime.verification.stage_comparison import (
+    Report,
+    compare_stage,
+    failed,
+    first_difference,
+)
 from pipeplan.splitting.nesting import map_tensors
 
 __all__ = ["Verification", "can_verify"]
@@ -71,22 +76,19 @@ class Verification:
             try:
                 report = self._compare(self.replica, samples)
             except RuntimeMismatchError as error:
-                report = Report(difference=str(error), loss=0.0, whole={}, cut={})
+                report = failed(str(error))
             finally:
                 self.replica.module.forget_rest()
                 self.replica.reducer.begin()
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, report)
         reports = [everyone[rank] for rank in self._comparing]
-        for found in [
-            *(each.difference for each in reports),
-            find_in_sums(reports, self._rounding),
-        ]:
-            if found is not None:
-                raise RuntimeMismatchError(
-                    f'{found} (found by comparing the stages with the whole model; verify="off"'
-                    " leaves this out)"
-                )
+        found = first_difference(reports, self._rounding)
+        if found is not None:
+            raise RuntimeMismatchError(
+                f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
+                " this out)"
+            )
 
     @property
     def _comparing(self) -> list[int]:
