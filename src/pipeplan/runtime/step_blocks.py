@@ -95,7 +95,6 @@ class StepBlocks:
         self.stats[0] += runner.extra_loss
 
     def _run_backward(self, microbatch: int, arrived: list[torch.Tensor], *, is_last: bool) -> None:
-        if is_last:
-            self.replica.reducer.expect_last()
+        self.replica.reducer.begin_backward(is_last=is_last)
         gradients = self.replica.runner.backward(microbatch, arrived)
         self.exchange.send_gradients(microbatch, gradients)
