@@ -20,6 +20,7 @@ from pipeplan.splitting import cut, holders, lay_out
 from pipeplan.splitting.nesting import map_tensors
 
 CPU = torch.device("cpu")
+torch.set_num_threads(1)  # these models are tiny
 
 
 @dataclass

@@ -117,10 +117,17 @@ class StageRunner:
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
         self._extra: list[torch.Tensor] = []
+        self._front: ModuleState | None = None
+        """What modules remembered in front of the last forward."""
         self._changing: list[nn.Module] | None = None
         """Modules whose state changes in a forward; None until the first one."""
         self.extra_loss: torch.Tensor | float = 0.0
         """What layers added to the loss in the last forward, times the rows' share of the batch."""
+
+    @property
+    def clones_inputs(self) -> bool:
+        """Whether layers have changed their inputs in place, and get copies since then."""
+        return self._clones_inputs
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -250,7 +257,8 @@ class StageRunner:
         if not self._recompute or self._evaluates:
             return None
         modules = self._module.model.modules() if self._changing is None else self._changing
-        return ModuleState(modules)
+        self._front = ModuleState(modules)
+        return self._front
 
     def _learn_changes(self, state: ModuleState | None) -> None:
         """Find out, in the first forward, which modules remember something."""
@@ -303,6 +311,8 @@ class StageRunner:
         for tensor, backup in zip(tensors, backups, strict=True):
             tensor.data.copy_(backup)
         self._clones_inputs = True
+        if self._front is not None:
+            self._front.put_back()
         return self._run(carried, call, seed)
 
     def _run_on(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
@@ -331,6 +341,10 @@ class StageRunner:
             ]
         )
         return loss, stats * share
+
+    def seed_block(self, step: int, microbatch: int) -> None:
+        """Seed the generators as the forward of this microbatch does."""
+        self._seed(self._seeds.of(step, microbatch))
 
     def _seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

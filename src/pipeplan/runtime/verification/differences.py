@@ -12,7 +12,7 @@ import torch
 
 from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.layer_records import LayerCall, Noted
-from pipeplan.runtime.verification.runs import Result, StageCalls
+from pipeplan.runtime.verification.runs import Result, StageCalls, owned_positions
 from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.stage_modules import StageModule
 
@@ -177,12 +177,7 @@ def _reason(module: StageModule) -> str:
 
 def _find_in_draws(module: StageModule, whole: Result, cut: Result) -> str | None:
     """Compare random operations: the stage calls those that lie in its part of the model."""
-    owned = {f"in {atom}" for atom in module.atoms}
-    owned |= {f"after {atom - 1}" for atom in module.atoms}
-    if module.is_first:
-        owned.add("start")
-    if module.is_last:
-        owned |= {f"after {module.atoms[-1]}", "loss"}
+    owned = owned_positions(module)
     expected = [text for position, text in whole.draws if position in owned]
     # The loss belongs to the stage's last position. Before its first layer, a stage repeats what
     # the model does in front of its list, for other stages' values.
@@ -214,7 +209,8 @@ def _find_in_entering(
         if not are_close(first, second, dtype=stage.amp_dtype):
             return (
                 f"layers {module.layers_text}: the gradient of what enters them is not that of the"
-                f" whole model; a later stage uses it too, or {CARRIED_PAST}"
+                " whole model; a re-entrant checkpoint around layers may be the cause"
+                f" (use_reentrant=False), or {CARRIED_PAST}"
             )
     return None
 

@@ -108,7 +108,8 @@ class LayerRecorder:
 
     def _make_hooks(self, atoms: list[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if not self._is_on:
+            if not self._is_on:  # in a backward that runs layers again
+                seed_python(f"in {atoms[0]}")
                 return None
             if self._open:  # a layer inside of another one
                 self._open.append(None)
@@ -138,6 +139,7 @@ class LayerRecorder:
 
         def behind(module: nn.Module, args: Any, output: Any) -> Any:
             if not self._is_on or not self._open:
+                seed_python(f"after {atoms[0]}")
                 return None
             atom = self._open.pop()
             if atom is not None:

@@ -29,7 +29,15 @@ from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors
 from pipeplan.splitting.stage_modules import StageModule
 
-__all__ = ["Result", "Sample", "StageCalls", "run_stage", "run_whole", "spoil"]
+__all__ = [
+    "Result",
+    "Sample",
+    "StageCalls",
+    "owned_positions",
+    "run_stage",
+    "run_whole",
+    "spoil",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +110,10 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     num_rows = sum(sample.num_rows for sample in samples)
     try:
         with _mode(model, trains=trains), randomness:
-            for sample, share in zip(samples, stage.shares(samples), strict=True):
+            shares = stage.shares(samples)
+            for index, (sample, share) in enumerate(zip(samples, shares, strict=True)):
                 recorder.begin()
+                stage.runner.seed_block(0, index)
                 total, loss = _whole_loss(stage, sample.copied(), share, num_rows, recorder)
                 recorder.end()
                 result.losses.append(loss.detach().clone())
@@ -169,7 +179,8 @@ def run_stage(
     stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
 ) -> Result:
     """The stage's results, with what enters it in the whole model."""
-    module, result, randomness = stage.module, Result(), SameRandomness()
+    module, result = stage.module, Result()
+    randomness = SameRandomness(owned_positions(module))
     _clear(module.model)
     recorder = LayerRecorder(module.layout, randomness)
     recorder.attach(module.model)
@@ -190,6 +201,17 @@ def run_stage(
     return result
 
 
+def owned_positions(module: StageModule) -> frozenset[str]:
+    """The places of the model that lie in a stage: its layers, and what comes before each."""
+    owned = {f"in {atom}" for atom in module.atoms}
+    owned |= {f"after {atom - 1}" for atom in module.atoms}
+    if module.is_first:
+        owned.add("start")
+    if module.is_last:
+        owned |= {f"after {module.atoms[-1]}", "loss"}
+    return frozenset(owned)
+
+
 def _forward(
     stage: StageCalls,
     samples: Sequence[Sample],
@@ -204,6 +226,8 @@ def _forward(
     call = sample.call if stage.module.needs_inputs else ((), {})
     row_share = sample.num_rows / sum(each.num_rows for each in samples)
     recorder.begin()
+    draws, did_clone = recorder.randomness.draws, runner.clones_inputs
+    num_before = len(draws)
     if stage.module.is_last:
         share = stage.shares(samples)[index]
         stats = runner.forward_last(
@@ -221,6 +245,8 @@ def _forward(
             noted.needs_gradient = result.leaving[0].needs_gradient
         result.leaving.append(noted)
     recorder.end()
+    if runner.clones_inputs and not did_clone:  # it has run twice to find that out
+        del draws[num_before : (num_before + len(draws)) // 2]
     result.calls.append(recorder.calls)
     return tensors
 

@@ -5,9 +5,11 @@ draws depends only on its name and on the shapes of its arguments. Each one is n
 dropout which a cut loses or repeats is found even if it drops nothing.
 """
 
+import math
 import random
 import sys
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,10 +26,15 @@ Draw = tuple[str, str]
 
 
 class SameRandomness(TorchDispatchMode):
-    """Inside, equal random operations draw equal numbers."""
+    """Inside, equal random operations draw equal numbers.
 
-    def __init__(self) -> None:
+    With `owned`, what is drawn at other places of the model becomes NaN. A stage repeats what the
+    model does in front of its layers, but it would draw other numbers there than other stages.
+    """
+
+    def __init__(self, owned: Collection[str] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._owned = owned
         self.draws: list[Draw] = []
         """The random operations so far, those of a backward excepted."""
         self.position = ""
@@ -53,6 +60,11 @@ class SameRandomness(TorchDispatchMode):
             if self.is_noting:
                 self.draws.append((self.position, text))
             self._seed(zlib.crc32(text.encode()), generators, [*args, *kwargs.values()])
+            output = func(*args, **kwargs)
+            if self.is_noting and self._owned is not None and self.position not in self._owned:
+                for tensor in tensors_in(output):
+                    tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+            return output
         return func(*args, **kwargs)
 
     def restore(self) -> None:

@@ -12,6 +12,7 @@ changed a little while it lasts: they could hide a difference.
 """
 
 import contextlib
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,8 +72,10 @@ def compare_stage(
             if len(held_by[name]) > 1 and id(parameter) not in separated
         ]
         try:
-            wholes = _run_whole_model(stage, samples)
-            difference, cut = _run_and_compare(stage, samples, wholes, shared)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # training itself will warn
+                wholes = _run_whole_model(stage, samples)
+                difference, cut = _run_and_compare(stage, samples, wholes, shared)
         finally:
             own_state.put_back()
     if difference is None and recomputes and cut.uses_own_generator:
