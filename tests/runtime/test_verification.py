@@ -9,7 +9,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime import add_loss  # noqa: E402
+from pipeplan.runtime.parameters import find_loss_module, require_initialised  # noqa: E402
+from pipeplan.runtime.verification.nan_note import NanNote  # noqa: E402
+from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_error, find_refusal  # noqa: E402
 from runtime.samples import TinyLanguageModel, make_mlp, mlp_loss, token_loss  # noqa: E402
 
@@ -322,3 +326,98 @@ def test_random_operations_are_compared_by_name():
     assert "the whole model draws random numbers by rand" in find_refusal(
         of(NoOp), ["fc1", "fc2"], [0, 1]
     )
+
+
+class ReturnsLoss(TinyLanguageModel):
+    """Its layers return losses, which the model sums up."""
+
+    def forward(self, tokens):
+        x, total = self.embed(tokens), 0.0
+        for block in self.blocks:
+            x = block(x)
+            total = total + x.square().mean()
+        return self.head(self.norm(x)), total
+
+
+def test_losses_that_the_model_sums_up():
+    make = words(ReturnsLoss, lambda out, targets: token_loss(out[0], targets) + 0.1 * out[1])
+    assert "add_loss" in find_refusal(make, LIST_NAMES, [0, 3])
+    # Here nothing is lost: the second stage sees all outputs that it sums up.
+    assert find_refusal(make, LIST_NAMES, [0, 2]) is None
+    assert find_error(make, LIST_NAMES, [0, 2]) is None
+
+
+def test_nan_is_explained_once(capsys):
+    model = TinyLanguageModel()
+    module = cut(model, lay_out(model), range(3, 5))
+    note = NanNote()
+    note.look(1.0, 3, module)
+    assert capsys.readouterr().err == ""
+    note.look(math.nan, 4, module)
+    note.look(math.nan, 5, module)
+    written = capsys.readouterr().err
+    assert "the loss is NaN after 4 steps" in written
+    assert written.count("\n") == 1
+
+
+class Skipping(TinyLanguageModel):
+    """Leaves out a layer, if asked, in the model's own forward."""
+
+    skips = False
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for index, block in enumerate(self.blocks):
+            if not (self.skips and index == 1):
+                x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_a_layer_that_is_left_out_later_is_noticed():
+    model, tokens = Skipping(), torch.randint(17, (2, 5))
+    part = cut(model, lay_out(model), range(3, 5), probes=False)
+    carried = torch.randn(2, 5, 12)
+    assert not part(carried, (tokens,), {}).isnan().any()
+    model.skips = True
+    with pytest.raises(RuntimeMismatchError, match=r"its forward skips the layer in front of"):
+        part(carried, (tokens,), {})
+
+
+def test_a_layer_that_gets_its_shape_in_the_first_forward_is_refused():
+    with pytest.raises(RuntimeMismatchError, match=r"its parameter '0.weight' has no shape yet"):
+        require_initialised(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_loss_module_that_holds_the_model_is_refused():
+    class Holds(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+    model = make_mlp()
+    with pytest.raises(RuntimeMismatchError, match="'model' is a part of the model"):
+        find_loss_module(model, Holds(model))
+
+
+def test_generators_of_layers_cannot_be_recomputed():
+    class Draws(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.generator = torch.Generator().manual_seed(1)
+
+        def forward(self, x):
+            return self.linear(x) + torch.randn(x.shape, generator=self.generator)
+
+    make = of(lambda: nn.Sequential(Draws(), Draws()))
+    assert find_refusal(make, None, [0, 1]) is None
+    assert "a generator of their own" in find_refusal(make, None, [0, 1], recompute=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_agrees(dtype):
+    def make():
+        torch.manual_seed(0)
+        return language(TinyLanguageModel(tied=True))
+
+    assert find_refusal(make, LIST_NAMES, [0, 2, 4], amp_dtype=dtype) is None

@@ -47,6 +47,7 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.nan_note import NanNote
 from pipeplan.runtime.verification.verdict import Verification, can_verify
 from pipeplan.splitting.torch_private import default_store
 
@@ -147,6 +148,7 @@ class Pipeline:
         """How long the last step took on this rank."""
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._nan_note = NanNote()
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
@@ -293,6 +295,8 @@ class Pipeline:
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
+        if self._is_last and not self.replica and self._replica is not None:
+            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 

@@ -113,6 +113,12 @@ class StageModule:
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
 
+    @property
+    def uses_placeholders(self) -> bool:
+        """Whether NaN stands for values of other stages."""
+        is_list = self.layout.kind is LayoutKind.LAYER_LIST
+        return is_list and not (self.is_first and self.is_last)
+
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of these layers; `carried` is the output of the layers before."""
         raise NotImplementedError

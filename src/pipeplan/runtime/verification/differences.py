@@ -109,7 +109,10 @@ def _find_in_forward(
         if place:
             return f"{place}; {_reason(module)}"
         if cut.losses[index].isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
-            return f"layers {module.layers_text}: their loss is NaN; {CARRIED_PAST}"
+            return (
+                f"layers {module.layers_text}: their loss is NaN; {CARRIED_PAST}; a loss that"
+                " layers return is added by pipeplan.runtime.add_loss"
+            )
         return (
             f"loss_fn: gives {float(cut.losses[index]):.6g} behind the layers {module.layers_text}"
             f" alone and {float(whole.losses[index]):.6g} with the whole model;"
