@@ -174,6 +174,23 @@ def scene_refusals(rank):
         Pipeline(plan, TinyLanguageModel(), token_loss, lambda found: sgd([*found, weight]))
 
 
+class OnlyWhole(nn.Sequential):
+    """Works as a chain of layers, but not as a model."""
+
+    def forward(self, x):
+        raise ValueError("not like this")
+
+
+def scene_whole_model_raises(rank):
+    plan = cut_plan(["0", "1"], [0, 1], [2, 2], 2, 4)
+    with Pipeline(plan, OnlyWhole(Layer(), Layer()), mlp_loss, sgd) as pipeline:
+        before = copy.deepcopy(pipeline.model.state_dict())
+        with pytest.raises(RuntimeMismatchError, match=r"whole model raises on 2 rows.*not like"):
+            pipeline.step(*make_rows()[0])
+        for name, value in pipeline.model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+
 def scene_off(rank):
     plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
     torch.manual_seed(5)

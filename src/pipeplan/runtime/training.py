@@ -171,6 +171,7 @@ class Pipeline:
         )
         self._verification: Verification | None = None
         """What is to be compared before the first step; None if nothing is, or after it."""
+        self._doubt: str | None = None
         if settings.verifies:
             self._verification = Verification(
                 rank=self.rank,
@@ -225,6 +226,7 @@ class Pipeline:
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+        self._require_no_doubt()
         self._watchdog.enter(State.WAITING, "for the loss")
         self._updater.update(stats)
         loss = self._take_stats(stats)
@@ -241,6 +243,7 @@ class Pipeline:
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._require_no_doubt()
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
@@ -286,12 +289,19 @@ class Pipeline:
             return
         self._watchdog.enter(State.OUTSIDE)  # it may take longer than a block
         try:
-            self._verification.run(batch, targets, rows)
+            self._doubt = self._verification.run(batch, targets, rows)
         except RuntimeMismatchError as error:  # all ranks raise it
             self._watchdog.report(error, is_mismatch=True)
             raise
         self._verification = None
         self._watchdog.enter(State.WAITING, "for the start of the step")
+
+    def _require_no_doubt(self) -> None:
+        """Refuse a step in which no stage raises, although the whole model does."""
+        if self._doubt is not None:
+            error = RuntimeMismatchError(self._doubt)
+            self._watchdog.report(error, is_mismatch=True)
+            raise error
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.verification.differences import Difference, find_difference
@@ -41,6 +42,10 @@ Projections = dict[str, list[float]]
 """For each parameter that several stages hold: numbers that are linear in its gradient."""
 
 
+class WholeModelError(RuntimeMismatchError):
+    """The whole model raises. If its stages do too, theirs is the error to show."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What the comparison of one stage has found."""
@@ -50,6 +55,8 @@ class Report:
     """The whole model's loss on this rank."""
     whole: Projections
     cut: Projections
+    whole_error: str | None = None
+    """Why the whole model could not run at all."""
 
 
 def compare_stage(
@@ -101,12 +108,10 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 results[trains] = run_whole(stage, samples, trains=trains)
                 state.put_back()
             spoil(stage, samples[0])
-        except RuntimeMismatchError:
-            raise
         except Exception as error:
-            raise RuntimeMismatchError(
-                f"model: the whole model raises on {samples[0].num_rows} rows of the batch:"
-                f" {_first_line(error)}"
+            raise WholeModelError(
+                f"model: the whole model raises on {samples[0].num_rows} rows of the batch, but its"
+                f" stages do not: {_first_line(error)}"
             ) from error
         finally:
             state.put_back()
@@ -147,9 +152,11 @@ def _run_and_compare(
     return None, trained
 
 
-def failed(text: str) -> Report:
+def failed(error: RuntimeMismatchError) -> Report:
     """The report of a stage that could not be compared at all."""
-    return Report(difference=_in_forward(text), loss=0.0, whole={}, cut={})
+    if isinstance(error, WholeModelError):
+        return Report(difference=None, loss=0.0, whole={}, cut={}, whole_error=str(error))
+    return Report(difference=_in_forward(str(error)), loss=0.0, whole={}, cut={})
 
 
 def _in_forward(text: str) -> Difference:
@@ -165,7 +172,7 @@ def first_difference(reports: Sequence[Report], rounding: Callable[[float], floa
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    return printable(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
 
 
 @contextlib.contextmanager

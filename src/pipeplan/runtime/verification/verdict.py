@@ -64,8 +64,11 @@ class Verification:
     device: torch.device
     recomputes: bool
 
-    def run(self, batch: Any, targets: Any, num_rows: int) -> None:
+    def run(self, batch: Any, targets: Any, num_rows: int) -> str | None:
         """Compare; all ranks have to call it.
+
+        Returns a reason to refuse the step if no stage raises in it: the whole model does. If a
+        stage raises too, that is the model's own error.
 
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
@@ -76,7 +79,7 @@ class Verification:
             try:
                 report = self._compare(self.replica, samples)
             except RuntimeMismatchError as error:
-                report = failed(str(error))
+                report = failed(error)
             finally:
                 self.replica.module.forget_rest()
                 self.replica.reducer.begin()
@@ -89,6 +92,7 @@ class Verification:
                 f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
                 " this out)"
             )
+        return next((each.whole_error for each in reports if each.whole_error), None)
 
     @property
     def _comparing(self) -> list[int]:
