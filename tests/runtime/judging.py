@@ -84,6 +84,11 @@ def make_stage(make, names, cuts, index, *, recompute=False, keep_whole=False, a
     return stage, subject, held_by, first_name_of
 
 
+def joined(subject):
+    """All rows as one microbatch."""
+    return samples_of(subject, 1)[0]
+
+
 def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None):
     """The line by which the comparison refuses; None if it agrees."""
     reports = []
@@ -94,7 +99,12 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None):
         try:
             reports.append(
                 compare_stage(
-                    stage, samples_of(subject), first_name_of, held_by, recomputes=recompute
+                    stage,
+                    samples_of(subject),
+                    first_name_of,
+                    held_by,
+                    recomputes=recompute,
+                    joint=joined(subject),
                 )
             )
         except RuntimeMismatchError as error:

@@ -421,3 +421,47 @@ def test_lower_precision_agrees(dtype):
         return language(TinyLanguageModel(tied=True))
 
     assert find_refusal(make, LIST_NAMES, [0, 2, 4], amp_dtype=dtype) is None
+
+
+def test_a_loss_that_is_no_mean(capsys):
+    def with_loss(loss_fn):
+        return of(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), lambda _: loss_fn)
+
+    summed = with_loss(lambda output, targets: F.mse_loss(output, targets, reduction="sum"))
+    assert "loss_fn: is a sum over rows" in find_refusal(summed, None, [0, 1])
+    assert find_refusal(with_loss(mlp_loss), None, [0, 1]) is None
+    assert capsys.readouterr().err == ""
+    coupled = with_loss(lambda output, targets: torch.cdist(output, targets).logsumexp(0).mean())
+    assert find_refusal(coupled, None, [0, 1]) is None
+    assert "loss_fn is no mean over rows" in capsys.readouterr().err
+
+
+def test_losses_of_routers_of_hugging_face():
+    transformers = pytest.importorskip("transformers")
+
+    def balance(router, inputs, output):
+        shares = output[0].softmax(-1).flatten(0, -2).mean(0)
+        add_loss(0.1 * shares.square().sum() * len(shares))
+
+    def make():
+        torch.manual_seed(0)
+        model = transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(
+                vocab_size=17,
+                hidden_size=12,
+                intermediate_size=12,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                num_local_experts=3,
+                num_experts_per_tok=2,
+                max_position_embeddings=16,
+            )
+        )
+        for layer in model.model.layers:
+            layer.mlp.gate.register_forward_hook(balance)
+        return language(model, lambda output, targets: token_loss(output.logits, targets))
+
+    names = ["before", "model.layers.0", "model.layers.1", "behind"]
+    assert find_refusal(make, names, [0, 2]) is None
+    assert find_error(make, names, [0, 2]) is None

@@ -33,6 +33,7 @@ __all__ = [
     "Result",
     "Sample",
     "StageCalls",
+    "evaluate_whole",
     "owned_positions",
     "run_stage",
     "run_whole",
@@ -128,6 +129,15 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     result.draws, result.again = randomness.draws, recorder.again
     _note_tensors(stage, result)
     return result
+
+
+def evaluate_whole(stage: StageCalls, sample: Sample) -> float:
+    """The whole model's loss of some rows, in evaluation; the model has to be whole."""
+    args, kwargs = sample.copied().call
+    with _mode(stage.module.model, trains=False), SameRandomness():
+        with stage.autocast():
+            output = stage.module.model(*args, **kwargs)
+        return float(stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast()))
 
 
 def _whole_loss(

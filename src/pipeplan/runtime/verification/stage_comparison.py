@@ -12,6 +12,8 @@ changed a little while it lasts: they could hide a difference.
 """
 
 import contextlib
+import math
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ from pipeplan.runtime.verification.runs import (
     Result,
     Sample,
     StageCalls,
+    evaluate_whole,
     run_stage,
     run_whole,
     spoil,
@@ -66,8 +69,12 @@ def compare_stage(
     held_by: Mapping[str, set[int]],
     *,
     recomputes: bool = False,
+    joint: Sample | None = None,
 ) -> Report:
-    """Compare a stage that was cut with `keep_whole`; afterwards everything is as before."""
+    """Compare a stage that was cut with `keep_whole`; afterwards everything is as before.
+
+    `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
+    """
     module = stage.module
     own_state = ModuleState(module.model.modules(), parameters=True)
     with _nudged([*module.model.parameters(), *module.rest.tensors]):
@@ -83,6 +90,8 @@ def compare_stage(
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
+                if joint is not None and difference is None and module.is_last:
+                    difference = _compare_with_joint(stage, samples, wholes[False], joint)
         finally:
             own_state.put_back()
     if difference is None and recomputes and cut.uses_own_generator:
@@ -150,6 +159,40 @@ def _run_and_compare(
         if trains:
             trained = cut
     return None, trained
+
+
+def _compare_with_joint(
+    stage: StageCalls, samples: Sequence[Sample], whole: Result, joint: Sample
+) -> Difference | None:
+    """Refuse a loss that is a sum over rows; say so if it is another thing than their mean."""
+    with stage.module.whole() as model:
+        state = ModuleState(model.modules())
+        try:
+            found = evaluate_whole(stage, joint)
+        except Exception:
+            return None  # the batch's rows alone are what counts
+        finally:
+            state.put_back()
+    shares = stage.shares(samples)
+    mean = sum(float(loss) for loss in whole.losses)
+    parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
+    if _are_near(found, mean) or not all(map(math.isfinite, (found, mean))):
+        return None
+    if _are_near(found, sum(parts)):
+        return _in_forward(
+            f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
+            f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
+        )
+    sys.stderr.write(
+        f"pipeplan: loss_fn is no mean over rows: {found:.6g} for {joint.num_rows} rows, {mean:.6g}"
+        " as the mean of their microbatches; give loss_weight_fn if targets weigh differently."
+        " Otherwise each microbatch has its own loss, as with gradient accumulation\n"
+    )
+    return None
+
+
+def _are_near(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def failed(error: RuntimeMismatchError) -> Report:

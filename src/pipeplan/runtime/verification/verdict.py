@@ -105,13 +105,17 @@ class Verification:
         return float(torch.finfo(dtype).eps ** 0.75 * size)
 
     def _share(self, batch: Any, targets: Any, num_rows: int) -> list[Sample]:
-        """A few rows; ranks that were not given any get them from those that were."""
+        """A few rows, and then all of them together.
+
+        Ranks that were not given any get them from those that were.
+        """
         given: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(given, (batch is not None, targets is not None))
         # As the runtime runs them: no more microbatches and no larger ones.
         num_samples = min(MOST_SAMPLES, self.num_microbatches, num_rows)
         size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
         rows = [range(i * size, (i + 1) * size) for i in range(num_samples)]
+        rows.append(range(num_samples * size))
         host = torch.device("cpu")
         calls = None if batch is None else [select_rows(as_call(batch), r, host) for r in rows]
         aims = None if targets is None else [select_rows(targets, r, host) for r in rows]
@@ -141,12 +145,14 @@ class Verification:
             decayed=frozenset(n for n, p in replica.named.items() if id(p) in decayed),
         )
         with _on_one_device(stage) as placed:
+            *parts, joint = [_move(sample, placed.device) for sample in samples]
             return compare_stage(
                 placed,
-                [_move(sample, placed.device) for sample in samples],
+                parts,
                 self.first_name_of,
                 replica.held_by,
                 recomputes=self.recomputes,
+                joint=joint,
             )
 
 
