@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.execution import BlockSeeds, LossTerms, StageRunner
+from pipeplan.runtime.execution import LossTerms, StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
@@ -14,6 +14,7 @@ from pipeplan.runtime.parameters import (
     find_loss_module,
     first_names,
 )
+from pipeplan.runtime.random_state import BlockSeeds
 from pipeplan.runtime.verification.runs import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import compare_stage, failed, first_difference
 from pipeplan.splitting import cut, holders, lay_out

@@ -10,9 +10,6 @@ first forward, and afterwards those that they had before the second. So nothing 
 
 import contextlib
 import copy
-import hashlib
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,27 +21,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.random_state import BlockSeeds, seed_all
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["BlockSeeds", "LossTerms", "StageRunner", "keeping_random_state"]
+__all__ = ["LossTerms", "StageRunner"]
 
 Function = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSeeds:
-    """Makes the seeds of a replica's blocks."""
-
-    seed: int
-    stage: int
-    replica: int
-
-    def of(self, step: int, microbatch: int) -> int:
-        """The seed of one block."""
-        text = f"{self.seed}/{step}/{self.stage}/{microbatch}/{self.replica}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +107,11 @@ class StageRunner:
         """Modules whose state changes in a forward; None until the first one."""
         self.extra_loss: torch.Tensor | float = 0.0
         """What layers added to the loss in the last forward, times the rows' share of the batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stage computes."""
+        return self._device
 
     @property
     def clones_inputs(self) -> bool:
@@ -347,12 +336,7 @@ class StageRunner:
         self._seed(self._seeds.of(step, microbatch))
 
     def _seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        seed_all(seed, self._device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._amp_dtype is None:
@@ -375,22 +359,6 @@ class _Entrance(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """The same gradient."""
         return gradients[0]
-
-
-@contextlib.contextmanager
-def keeping_random_state(device: torch.device) -> Iterator[None]:
-    """Inside, anything may be drawn; afterwards the program's generators are as before."""
-    cuda_devices = [device.index or 0] if device.type == "cuda" else []
-    of_python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng(devices=cuda_devices):
-            yield
-    finally:
-        random.setstate(of_python)
-        if numpy is not None and of_numpy is not None:
-            numpy.random.set_state(of_numpy)
 
 
 def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:

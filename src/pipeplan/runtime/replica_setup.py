@@ -12,7 +12,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
-from pipeplan.runtime.execution import BlockSeeds, LossTerms, StageRunner
+from pipeplan.runtime.execution import LossTerms, StageRunner
 from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
@@ -26,6 +26,7 @@ from pipeplan.runtime.parameters import (
     share_initial_values,
 )
 from pipeplan.runtime.placement import Placement
+from pipeplan.runtime.random_state import BlockSeeds
 from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.stage_modules import StageModule, cut, holders
 

@@ -26,7 +26,7 @@ from pipeplan.runtime.batch_agreement import BatchAgreement, Given
 from pipeplan.runtime.batches import as_call
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
-from pipeplan.runtime.execution import Function, LossTerms, keeping_random_state
+from pipeplan.runtime.execution import Function, LossTerms
 from pipeplan.runtime.parameters import (
     find_loss_module,
     first_names,
@@ -34,6 +34,7 @@ from pipeplan.runtime.parameters import (
     share_statistics,
 )
 from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
@@ -47,8 +48,9 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
 from pipeplan.runtime.verification.nan_note import NanNote
-from pipeplan.runtime.verification.verdict import Verification, can_verify
+from pipeplan.runtime.verification.verdict import can_verify
 from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
@@ -163,27 +165,14 @@ class Pipeline:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        loss_module = find_loss_module(model, settings.loss.loss_fn)
-        self.first_name_of = first_names(model, loss_module)
+        self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, store, self.first_name_of, settings
         )
-        self._verification: Verification | None = None
-        """What is to be compared before the first step; None if nothing is, or after it."""
-        self._doubt: str | None = None
-        if settings.verifies:
-            self._verification = Verification(
-                rank=self.rank,
-                replica=self._replica,
-                stage_ranks=tuple(map(tuple, placement.ranks)),
-                first_name_of=self.first_name_of,
-                loss=settings.loss,
-                num_microbatches=self.plan.microbatches,
-                amp_dtype=settings.amp_dtype,
-                device=self._transport.device,
-                recomputes=self._replica is not None and self.plan.stages[self.stage].recompute,
-            )
+        self._first_step = FirstStep(
+            self.plan, self.rank, self._placement, self._replica, self.first_name_of, settings
+        )
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
@@ -226,7 +215,7 @@ class Pipeline:
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
-        self._require_no_doubt()
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         self._updater.update(stats)
         loss = self._take_stats(stats)
@@ -243,7 +232,7 @@ class Pipeline:
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
-        self._require_no_doubt()
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
@@ -257,7 +246,7 @@ class Pipeline:
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
-        self._verify_once(batch, targets, rows)
+        self._first_step.verify(batch, targets, rows, self._watchdog)
         self._events = []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -282,26 +271,6 @@ class Pipeline:
             events=self._events,
         )
         return blocks, stats
-
-    def _verify_once(self, batch: Any, targets: Any, rows: int) -> None:
-        """Compare the stages with the whole model, if that is still to be done."""
-        if self._verification is None:
-            return
-        self._watchdog.enter(State.OUTSIDE)  # it may take longer than a block
-        try:
-            self._doubt = self._verification.run(batch, targets, rows)
-        except RuntimeMismatchError as error:  # all ranks raise it
-            self._watchdog.report(error, is_mismatch=True)
-            raise
-        self._verification = None
-        self._watchdog.enter(State.WAITING, "for the start of the step")
-
-    def _require_no_doubt(self) -> None:
-        """Refuse a step in which no stage raises, although the whole model does."""
-        if self._doubt is not None:
-            error = RuntimeMismatchError(self._doubt)
-            self._watchdog.report(error, is_mismatch=True)
-            raise error
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()

@@ -77,7 +77,7 @@ class LayerRecorder:
             before, behind = self._make_hooks(atoms)
             self._handles += [
                 module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(behind, prepend=True),
+                module.register_forward_hook(behind),  # behind the hooks of the user
             ]
 
     def detach(self) -> None:

@@ -61,7 +61,6 @@ class Verification:
     loss: LossTerms
     num_microbatches: int
     amp_dtype: torch.dtype | None
-    device: torch.device
     recomputes: bool
 
     def run(self, batch: Any, targets: Any, num_rows: int) -> str | None:
@@ -140,7 +139,7 @@ class Verification:
             runner=replica.runner,
             loss=self.loss,
             parameters=replica.named,
-            device=self.device,
+            device=replica.runner.device,
             amp_dtype=self.amp_dtype,
             decayed=frozenset(n for n, p in replica.named.items() if id(p) in decayed),
         )
