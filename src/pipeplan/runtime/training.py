@@ -33,8 +33,9 @@ from pipeplan.runtime.optimizers import (
     make_optimizer,
     plan_groups,
 )
-from pipeplan.runtime.parameters import first_names, share_statistics
+from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
@@ -49,6 +50,10 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
+from pipeplan.runtime.verification.nan_note import NanNote
+from pipeplan.runtime.verification.verdict import can_verify
+from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
 
@@ -82,6 +87,9 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        verify: "first-step" compares each stage with the whole model before anything is trained, on
+            a few rows of the first batch. Until then, the first replica of each stage keeps the
+            whole model. "off" leaves that out.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -109,6 +117,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -125,6 +134,7 @@ class Pipeline(SavedTraining):
             seed=seed,
             receive_ahead=receive_ahead,
             bucket_bytes=bucket_bytes,
+            verifies=can_verify(model, verify, self.rank),
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
@@ -137,13 +147,25 @@ class Pipeline(SavedTraining):
         options = watchdog or WatchdogOptions()
         self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
         with in_set_up(self._watchdog):
-            groups = plan_groups(model, param_groups_fn) if param_groups_fn is not None else None
+            groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, store, settings)
             replica = self._replica
-            self.optimizer = make_optimizer(optimizer_fn, replica.named if replica else {}, groups)
+            named = replica.named if replica is not None else {}
+            self.optimizer = make_optimizer(
+                optimizer_fn, {self.first_name_of[name]: p for name, p in named.items()}, groups
+            )
             """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
             schedulers are alike everywhere."""
             self._updater.take_up(self.optimizer, replica)
+            self._first_step = FirstStep(
+                self.plan,
+                self.rank,
+                self._placement,
+                replica,
+                self.optimizer,
+                self.first_name_of,
+                settings,
+            )
             self._set_up_keeping(seed)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
@@ -156,6 +178,7 @@ class Pipeline(SavedTraining):
         self._batch_rows = 0
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._nan_note = NanNote()
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
@@ -170,7 +193,7 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        self.first_name_of = first_names(model)
+        self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, store, self.first_name_of, settings
@@ -204,10 +227,8 @@ class Pipeline(SavedTraining):
 
     def _run_with_others(self, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
-        device = self._transport.device
-        cuda_devices = [device.index or 0] if device.type == "cuda" else []
         try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
+            with in_step(self._watchdog), keeping_random_state(self._transport.device):
                 return run()
         finally:
             self._watchdog.enter(State.OUTSIDE)
@@ -225,6 +246,7 @@ class Pipeline(SavedTraining):
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
@@ -243,6 +265,7 @@ class Pipeline(SavedTraining):
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
@@ -256,6 +279,7 @@ class Pipeline(SavedTraining):
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
+        self._first_step.verify(batch, targets, rows, self._watchdog)
         self._batch_rows, self._events = rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -271,6 +295,7 @@ class Pipeline(SavedTraining):
             exchange=self._replica.exchange.begin(routing, prefix + key),
             device=self._transport.device,
             rows=routing.rows,
+            num_rows=rows,
             call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
             targets=targets,
             loss=self._loss if self._is_last else None,
@@ -284,6 +309,8 @@ class Pipeline(SavedTraining):
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
+        if self._is_last and not self.replica and self._replica is not None:
+            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
@@ -361,5 +388,4 @@ def _make_store() -> Any:
     """A client of the ranks' store, with a prefix of its own."""
     name: list[Any] = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=0)
-    store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
+    return store_types.PrefixStore(f"pipeplan/{name[0]}", default_store().clone())
