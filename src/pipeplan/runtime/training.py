@@ -8,8 +8,8 @@ A step runs this rank's blocks in the plan's order::
 It computes what ordinary training with the whole batch on one device computes, up to rounding.
 """
 
+import itertools
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,15 @@ from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.supervision.arrival import Arrival
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
     in_collective,
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.launching import joined_processes
+from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
@@ -115,12 +118,21 @@ class Pipeline:
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
         self._set_up_counters()
-        self._take_place(device_name, real_hosts)
-        store = _make_store()
-        watchdog_store = store.clone()  # a client that waits blocks all its other users
-        names = self._placement.rank_names(dist.get_world_size())
-        options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        options, num_ranks = watchdog or WatchdogOptions(), dist.get_world_size()
+        meeting = _make_store(f"meeting/{next(_MEETINGS)}")
+        what, known = "make their pipeline", joined_processes()
+        with Arrival(meeting, self.rank, num_ranks, what, options, known):
+            run = agree_on_run()
+            self._take_place(device_name, real_hosts)
+        store = _make_store(run.name)
+        self._watchdog = Watchdog(
+            store.clone(),  # a client that waits blocks all its other users
+            self.rank,
+            self._placement.rank_names(num_ranks),
+            options,
+            key=run.key,
+            processes=run.processes,
+        )
         with in_set_up(self._watchdog):
             self._set_up_stage(model, store, settings)
             dist.barrier()
@@ -170,21 +182,18 @@ class Pipeline:
         `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
         A rank whose stage reads neither inputs nor targets may give None, but then in every step.
         """
-        return self._run_with_others(lambda: self._train(batch, targets))
+        return self._run_with_others("step", lambda: self._train(batch, targets))
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._run_with_others(lambda: self._evaluate(batch, targets))
+        return self._run_with_others("evaluate", lambda: self._evaluate(batch, targets))
 
-    def _run_with_others(self, run: Callable[[], float]) -> float:
+    def _run_with_others(self, name: str, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
         device = self._transport.device
         cuda_devices = [device.index or 0] if device.type == "cuda" else []
-        try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
-                return run()
-        finally:
-            self._watchdog.enter(State.OUTSIDE)
+        with in_step(self._watchdog, name), torch.random.fork_rng(devices=cuda_devices):
+            return run()
 
     def _train(self, batch: Any, targets: Any) -> float:
         self._start_s = time.perf_counter()
@@ -227,6 +236,7 @@ class Pipeline:
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
+        self._watchdog.batch_key = key
         self._events = []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -288,7 +298,7 @@ class Pipeline:
     def full_state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
         state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "full_state_dict"):
             return gather_state(state, self._transport.device)
 
     def save(self, directory: str | Path, *, keep: int = 2) -> Path:
@@ -296,7 +306,7 @@ class Pipeline:
         from pipeplan.runtime import checkpoints
 
         progress = checkpoints.Progress(num_steps=self.num_steps, loss_scale=self.loss_scale)
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "save"):
             state = checkpoints.TrainingState(
                 model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
             )
@@ -306,7 +316,7 @@ class Pipeline:
         """Continue from the newest checkpoint there, of any plan; False if there is none."""
         from pipeplan.runtime import checkpoints
 
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "load"):
             state = checkpoints.TrainingState(
                 model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
             )
@@ -330,7 +340,8 @@ class Pipeline:
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(trace, everyone if self.rank == 0 else None)
+        with in_collective(self._watchdog, "write_trace"):
+            dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
 
@@ -370,9 +381,11 @@ class Pipeline:
         self.close()
 
 
-def _make_store() -> Any:
+_MEETINGS = itertools.count()
+"""Numbers the pipelines that this process has begun to make. All ranks make the same ones."""
+
+
+def _make_store(name: str) -> Any:
     """A client of the ranks' store, with a prefix of its own."""
-    name: list[Any] = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, src=0)
     store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
+    return store_types.PrefixStore(f"pipeplan/{name}", store.clone())
