@@ -4,8 +4,8 @@ Before a pipeline is set up there is no watchdog. So while ranks meet, a thread 
 
     here/2    rank 2 has come
 
-It says every `notice_s` who is missing, and ends this rank after the limit. Ranks of this host whose
-process is known are watched, too.
+It says every `notice_s` who is missing, and ends this rank after the limit. If the processes of
+ranks on this host are known, it watches them, too.
 """
 
 import contextlib

@@ -12,6 +12,7 @@ __all__ = ["Driver"]
 COLLECTIVES = "torch.distributed"
 FILES = "torch.distributed.checkpoint"
 """Modules that wait for disks, not for ranks."""
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 IDLE_SHARE = 0.05
 """A thread that runs for less of its time is idle."""
 
@@ -58,6 +59,16 @@ class Driver:
         return self._collective if self.held_s else ""
 
 
+def _is_of_library(frame: FrameType) -> bool:
+    """Whether a frame is of Python's own files, of an installed package or of this one."""
+    file = frame.f_code.co_filename
+    return (
+        file.startswith(("<", STANDARD_LIBRARY))
+        or "site-packages" in file
+        or _module_of(frame).split(".")[0] == "pipeplan"
+    )
+
+
 def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
@@ -76,9 +87,9 @@ def _collective_of(frame: FrameType | None) -> str:
 
 
 def _line_of(frame: FrameType | None) -> str:
-    """The innermost line outside of torch and of this package."""
+    """The innermost line of the user's own files; if there is none, of any file."""
     first = frame
-    while frame is not None and _module_of(frame).split(".")[0] in ("torch", "pipeplan"):
+    while frame is not None and _is_of_library(frame):
         frame = frame.f_back
     frame = frame or first
     if frame is None:

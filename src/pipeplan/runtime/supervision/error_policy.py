@@ -41,6 +41,7 @@ def in_collective(watchdog: Watchdog, name: str = "a method") -> Iterator[None]:
         except RuntimeMismatchError:
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
+            watchdog.await_end()
             if watchdog.failure is None:
                 watchdog.await_verdict()
                 watchdog.report(error)
@@ -67,6 +68,7 @@ def blame_for_error(watchdog: Watchdog, error: BaseException) -> None:
     """Tell the others of this rank's error, unless another rank has caused it."""
     if isinstance(error, SystemExit) and not error.code:
         return
+    watchdog.await_end()
     if watchdog.failure is None:
         if is_of_connection(error):
             watchdog.await_verdict()

@@ -8,7 +8,7 @@ are numbered, and the numbers tell who is behind::
     rank 2   step 1   step 2   step 3 ......... waits
     rank 3   step 1   step 2   evaluate ....... its third call is another one
 
-    another call     certain at once
+    another call     certain as soon as all have come to it
     closed           certain at once, if another rank is in a later call
     stuck            all that do not wait in the pipeline have sat in a collective outside of it for
                      `beat_timeout_s`: nobody is left to come
@@ -42,20 +42,26 @@ class Waiting:
 
 def judge(beats: Sequence[Beat], options: WatchdogOptions) -> Failure | Waiting | None:
     """The failure that the beats prove; or who is waited for; None if all is well."""
-    found = _other_call(beats) or _closed(beats)
+    found = _other_call(beats, options.beat_timeout_s / 3) or _closed(beats)
     if found is not None or any(beat.state is State.SEEKING for beat in beats):
         return found  # where a connection broke, the reason is about to be found
     return _absent(beats, options)
 
 
-def _other_call(beats: Sequence[Beat]) -> Failure | None:
-    """A rank whose call is not the one that most others make."""
+def _other_call(beats: Sequence[Beat], patience_s: float) -> Failure | None:
+    """A rank whose call is not the one that most others make.
+
+    Who are most is known when all ranks have come to that call, or have been waited for.
+    """
+    fewest = min(beat.calls for beat in beats)
     by_number: dict[int, dict[str, list[int]]] = {}
     for rank, beat in enumerate(beats):
         if beat.calls:
             by_number.setdefault(beat.calls, {}).setdefault(beat.call, []).append(rank)
     for number, by_name in by_number.items():
-        if len(by_name) > 1:
+        ranks = [rank for named in by_name.values() for rank in named]
+        is_settled = number == fewest or min(beats[rank].age_s for rank in ranks) > patience_s
+        if len(by_name) > 1 and is_settled:
             # Training is what ranks usually do. So between equally many, the others are named.
             usual = max(by_name, key=lambda name: (len(by_name[name]), name == "step", name))
             other = min(name for name in by_name if name != usual)
@@ -74,10 +80,10 @@ def _closed(beats: Sequence[Beat]) -> Failure | None:
         return None
     for rank, beat in enumerate(beats):
         if beat.state is State.DONE and beat.calls < beats[latest].calls:
-            what = beat.doing or "closed its pipeline"
+            what = f"{beat.doing or 'closed its pipeline'} after call {beat.calls}"
             return Failure(
                 rank=rank,
-                reason=f"{what} after call {beat.calls}, but rank {latest} is in {_call(beats[latest])};"
+                reason=f"{what}, but rank {latest} is in {_call(beats[latest])};"
                 " all ranks have to take the same number of steps",
             )
     return None

@@ -151,9 +151,7 @@ def _explained(rank: int, world_size: int, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def _offer(
-    store: Any, world_size: int, patience_s: float, introduce: Callable[[str], None]
-) -> str:
+def _offer(store: Any, world_size: int, patience_s: float, introduce: Callable[[str], None]) -> str:
     name = uuid.uuid4().hex
     introduce(name)
     answers = [f"{name}/answer/{rank}" for rank in range(1, world_size)]

@@ -110,7 +110,7 @@ class Watchdog:
         self._seen_blocks: set[Any] = set()
         self.batch_key: Any = None
         """Set this to the shapes of the batch: the first block of each kind may take longer."""
-        self._stop = threading.Event()
+        self._stop, self._is_ending = threading.Event(), threading.Event()
         self._termination = Termination()
         self.failure: str | None = None
         """The line that says why all ranks end."""
@@ -141,9 +141,7 @@ class Watchdog:
             kind = (self.batch_key, before.call, getattr(doing, "kind", None))
             is_first = kind not in self._seen_blocks
             self._seen_blocks.add(kind)
-        self._status = Status(
-            state, doing, self._clock.now_s, before.calls, before.call, is_first
-        )
+        self._status = Status(state, doing, self._clock.now_s, before.calls, before.call, is_first)
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -185,6 +183,11 @@ class Watchdog:
         self.enter(State.SEEKING)
         self._stop.wait(patience_s)
 
+    def await_end(self) -> None:
+        """If the watchdog ends this process right now, let it: it has more to do than to exit."""
+        if self._is_ending.is_set() and os.getpid() == self._pid:
+            self._thread.join(timeout=2 * self._options.beat_timeout_s)
+
     def close(self, reason: str = "") -> None:
         """Stop watching; `reason` is told to ranks that still wait for this one."""
         if os.getpid() != self._pid:
@@ -211,6 +214,7 @@ class Watchdog:
         """The program ends: tell others why; rank 0 may hold the store, so it lets them read."""
         if os.getpid() != self._pid:
             return
+        self.await_end()
         if not self._stop.is_set():
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             if isinstance(error, Exception) and self.failure is None:
@@ -414,6 +418,7 @@ class Watchdog:
             return
         if failure.kind is FailureKind.MISMATCH and self._stop.wait(GRACE_S):
             return  # this rank has found the mismatch by itself
+        self._is_ending.set()
         try:
             if not self._has_store:
                 raise StoreError
