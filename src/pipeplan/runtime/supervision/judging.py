@@ -120,7 +120,7 @@ def _absent(beats: Sequence[Beat], options: WatchdogOptions) -> Failure | Waitin
     if beats[behind].state is not State.COMPUTING and min(wait_s, age_s) > limit_s:
         return Failure(
             rank=behind,
-            reason=f"hangs: {what} for {age_s:.0f} s while others wait; if that may take longer,"
+            reason=f"hangs: {what.removeprefix('is ')} for {age_s:.0f} s while others wait; if that may take longer,"
             f" raise outside_timeout_s ({limit_s:.0f} s)",
         )
     return Waiting(rank=behind, wait_s=wait_s, what=f"{what} for {age_s:.0f} s")
@@ -158,8 +158,8 @@ def _activity(beat: Beat, options: WatchdogOptions) -> tuple[str, float]:
     if beat.state is State.TOGETHER:
         return f"has been busy in {beat.call}{at}", options.outside_timeout_s
     if beat.collective:
-        return f"outside of step in {beat.collective}", options.outside_timeout_s
-    return f"outside of step{at}", options.outside_timeout_s
+        return f"is outside of step in {beat.collective}", options.outside_timeout_s
+    return f"is outside of step{at}", options.outside_timeout_s
 
 
 def _is_inside(beat: Beat) -> bool:

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,8 @@ import torch.distributed as dist
 from pipeplan.documents.text import printable
 from pipeplan.errors import InputError, RuntimeMismatchError
 from pipeplan.runtime.supervision.arrival import Arrival
+from pipeplan.runtime.supervision.courier import Courier, StoreError
+from pipeplan.runtime.supervision.ending import ANSWER_S
 from pipeplan.runtime.supervision.launch_secret import SecretError, derive_key, find_secret
 from pipeplan.runtime.supervision.options import WatchdogOptions
 from pipeplan.runtime.supervision.processes import Process
@@ -40,6 +42,7 @@ STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
 """How long to wait for all ranks of one start: as long as torch waits for a store."""
 POLL_S = 0.05
+Result = TypeVar("Result")
 
 _JOINED: list[Process] = []
 """The processes of all ranks, by rank; empty if they are not known."""
@@ -66,23 +69,42 @@ def join_ranks(timeout_s: float = PATIENCE_S) -> None:
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     with _explained(rank, world_size, timeout_s):
-        store = _open_store(rank, timeout_s)
-        starts = dist.PrefixStore("pipeplan-starts", store)  # type: ignore[attr-defined]
-        boards: dict[str, StatusBoard] = {}
-
-        def introduce(name: str) -> None:
-            """Tell the others which process this is, before they know that it has come."""
-            boards[name] = _board(dist.PrefixStore(name, starts), rank, world_size, name)  # type: ignore[attr-defined]
-            boards[name].write_process()
-
-        name = agree_on_start(starts, rank, world_size, timeout_s, introduce)
-        start = dist.PrefixStore(name, starts)  # type: ignore[attr-defined]
-        _JOINED[:] = _known_processes(boards[name])
+        start, _JOINED[:] = _in_time(lambda: _meet(rank, world_size, timeout_s), timeout_s)
     # The store's own time limit stays that of torch: it also holds for what comes later.
     options = WatchdogOptions(outside_timeout_s=timeout_s)
     meeting = dist.PrefixStore("meeting", start.clone())  # type: ignore[attr-defined]
     with Arrival(meeting, rank, world_size, "connect", options, _JOINED):
         dist.init_process_group(backend, store=start, rank=rank, world_size=world_size)
+
+
+def _meet(rank: int, world_size: int, timeout_s: float) -> tuple[Any, list[Process]]:
+    """The store of this start, and the processes of all ranks as far as they are known."""
+    starts = dist.PrefixStore("pipeplan-starts", _open_store(rank, timeout_s))  # type: ignore[attr-defined]
+    boards: dict[str, StatusBoard] = {}
+
+    def introduce(name: str) -> None:
+        """Tell the others which process this is, before they know that it has come."""
+        start = dist.PrefixStore(name, starts)  # type: ignore[attr-defined]
+        boards[name] = _board(start, rank, world_size, name)
+        boards[name].write_process()
+
+    name = agree_on_start(starts, rank, world_size, timeout_s, introduce)
+    return dist.PrefixStore(name, starts), _known_processes(boards[name])  # type: ignore[attr-defined]
+
+
+def _in_time(function: Callable[[], Result], timeout_s: float) -> Result:
+    """What the function returns; what is no store at all may never answer."""
+    courier = Courier()
+    errand = courier.send(function)
+    try:
+        return errand.result(timeout_s + ANSWER_S)
+    except StoreError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TimeoutError(f"what listens at {printable(at)} does not answer") from None
+    finally:
+        courier.close(timeout_s=0.0)
 
 
 def joined_processes() -> list[Process]:
