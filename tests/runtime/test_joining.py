@@ -102,9 +102,12 @@ def test_wrong_settings_are_named(monkeypatch):
 def test_ranks_that_wait_for_another_say_so_and_end(capfd):
     options = WatchdogOptions(beat_s=0.05, notice_s=0.3, outside_timeout_s=1.0)
     store, ended = dist.HashStore(), threading.Event()
-    with Arrival(store, 0, 3, "make their pipeline", options, end=lambda code: ended.set()):
-        with Arrival(store, 1, 3, "make their pipeline", options, end=lambda code: ended.set()):
-            assert ended.wait(20.0)
+    first, second = (
+        Arrival(store, rank, 3, "make their pipeline", options, end=lambda code: ended.set())
+        for rank in (0, 1)
+    )
+    with first, second:
+        assert ended.wait(20.0)
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "pipeplan: ranks wait to make their pipeline: rank 2 has not come"
     last = [line for line in lines if line.endswith("; all ranks end")]

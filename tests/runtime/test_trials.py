@@ -200,7 +200,6 @@ def test_a_disturbed_run_ends_in_time_and_goes_on(tmp_path, number, trials, by_t
             took_s, left, said = time.monotonic() - start, launch.left(), launch.said()
         last = [line for line in said if line.endswith("; all ranks end")]
         case = f"trial {trial}, rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
-        print(case)
         assert None not in codes, case
         assert took_s < LIMIT_S, case
         assert not left, case

@@ -47,7 +47,7 @@ GRACE_S = 3.0
 ANSWER_S = 3.0
 """How long the end waits for one answer of the store."""
 LINGER_BEATS = 3
-"""How long a rank that ends without a store stays."""
+"""How long a rank that ends without a store stays, at least, for others that are late."""
 POLL_S = 0.05
 FLUSH_S = 1.0
 
@@ -106,7 +106,8 @@ class Ending:
             print_line(line)
             if culprit is not None and culprit != self._rank:
                 self._processes[culprit].kill()
-        deadline_s = time.monotonic() + LINGER_BEATS * self._options.beat_s
+        linger_s = max(LINGER_BEATS * self._options.beat_s, self._options.beat_timeout_s / 3)
+        deadline_s = time.monotonic() + linger_s
         others = [rank for rank in here if rank != self._rank]
         while time.monotonic() < deadline_s and not all(
             self._processes[rank].is_gone for rank in others

@@ -282,6 +282,8 @@ class Watchdog:
             StoreError: the store is gone, or has not answered for `beat_timeout_s`.
         """
         found = self._own_hang() or self._on_this_host()
+        if found is not None and self._holder.rank is None and self._holder.process.is_stopped:
+            raise StoreError  # the rank that is gone has ended because of that
         if found is None and self._has_store:
             if self._round is None:
                 self._send_round()
