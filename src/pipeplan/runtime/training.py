@@ -8,8 +8,8 @@ A step runs this rank's blocks in the plan's order::
 It computes what ordinary training with the whole batch on one device computes, up to rounding.
 """
 
+import itertools
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,7 @@ from pipeplan.runtime.batches import as_call
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
-from pipeplan.runtime.optimizers import (
-    OptimizerFn,
-    ParamGroupsFn,
-    make_optimizer,
-    plan_groups,
-)
+from pipeplan.runtime.optimizers import OptimizerFn, ParamGroupsFn, make_optimizer, plan_groups
 from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
@@ -41,11 +36,15 @@ from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
 from pipeplan.runtime.step_results import StepResult, make_result
+from pipeplan.runtime.supervision.arrival import Arrival
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
+    in_collective,
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.launching import joined_processes
+from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
@@ -140,31 +139,32 @@ class Pipeline(SavedTraining):
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._take_place(device_name, real_hosts)
-        store = _make_store()
-        watchdog_store = store.clone()  # a client that waits blocks all its other users
-        names = self._placement.rank_names(dist.get_world_size())
-        options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        options, num_ranks = watchdog or WatchdogOptions(), dist.get_world_size()
+        meeting = _make_store(f"meeting/{next(_MEETINGS)}")
+        what, known = "make their pipeline", joined_processes()
+        with Arrival(meeting, self.rank, num_ranks, what, options, known):
+            run = agree_on_run()
+            self._take_place(device_name, real_hosts)
+        store = _make_store(run.name)
+        self._watchdog = Watchdog(
+            store.clone(),  # a client that waits blocks all its other users
+            self.rank,
+            self._placement.rank_names(num_ranks),
+            options,
+            key=run.key,
+            processes=run.processes,
+        )
         with in_set_up(self._watchdog):
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, store, settings)
-            replica = self._replica
-            named = replica.named if replica is not None else {}
-            self.optimizer = make_optimizer(
-                optimizer_fn, {self.first_name_of[name]: p for name, p in named.items()}, groups
-            )
+            replica, first = self._replica, self.first_name_of
+            named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+            self.optimizer = make_optimizer(optimizer_fn, named, groups)
             """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
             schedulers are alike everywhere."""
             self._updater.take_up(self.optimizer, replica)
             self._first_step = FirstStep(
-                self.plan,
-                self.rank,
-                self._placement,
-                replica,
-                self.optimizer,
-                self.first_name_of,
-                settings,
+                self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
             )
             self._set_up_keeping(seed)
             dist.barrier()
@@ -215,7 +215,7 @@ class Pipeline(SavedTraining):
         these batches as on one larger batch.
         """
         self._keeper.warn_of_waiting()
-        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        loss = self._run_with_others("step", lambda: self._train(batch, targets, update))
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
@@ -223,15 +223,13 @@ class Pipeline(SavedTraining):
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._run_with_others(lambda: self._evaluate(batch, targets))
+        return self._run_with_others("evaluate", lambda: self._evaluate(batch, targets))
 
-    def _run_with_others(self, run: Callable[[], float]) -> float:
+    def _run_with_others(self, name: str, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
-        try:
-            with in_step(self._watchdog), keeping_random_state(self._transport.device):
-                return run()
-        finally:
-            self._watchdog.enter(State.OUTSIDE)
+        device = self._transport.device
+        with in_step(self._watchdog, name), keeping_random_state(device):
+            return run()
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
@@ -281,6 +279,7 @@ class Pipeline(SavedTraining):
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
         self._first_step.verify(batch, targets, rows, self._watchdog)
         self._batch_rows, self._events = rows, []
+        self._watchdog.batch_key = key
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -357,7 +356,8 @@ class Pipeline(SavedTraining):
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(trace, everyone if self.rank == 0 else None)
+        with in_collective(self._watchdog, "write_trace"):
+            dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
 
@@ -384,8 +384,10 @@ class Pipeline(SavedTraining):
         self.close()
 
 
-def _make_store() -> Any:
+_MEETINGS = itertools.count()
+"""Numbers the pipelines that this process has begun to make. All ranks make the same ones."""
+
+
+def _make_store(name: str) -> Any:
     """A client of the ranks' store, with a prefix of its own."""
-    name: list[Any] = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, src=0)
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", default_store().clone())
+    return store_types.PrefixStore(f"pipeplan/{name}", default_store().clone())
