@@ -57,10 +57,10 @@ class _Kept:
     """What the backward of a microbatch needs."""
 
     carried: list[torch.Tensor]
-    roots: list[GradientEdge]
-    """Where the backward begins; empty with recomputation. These are edges of the graph, not the
-    outputs: outputs are freed once they are sent."""
-    grad_outputs: list[torch.Tensor] | None
+    roots: list[GradientEdge | None]
+    """Where the backward of each output begins; empty with recomputation. These are edges of the
+    graph, not the outputs: outputs are freed once they are sent. None has no gradient."""
+    grad_outputs: list[torch.Tensor | None] | None
     """The gradient of the loss, on the last stage; None elsewhere."""
     call: Any
     seed: int
@@ -124,16 +124,11 @@ class StageRunner:
         carried: list[torch.Tensor],
         template: Any,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        *,
-        learn: bool = False,
     ) -> tuple[list[torch.Tensor], Any]:
-        """The tensors that leave the stage, and the template that joins them.
-
-        `learn` always computes with gradients, to find out which outputs have one.
-        """
+        """The tensors that leave the stage, and the template that joins them."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
-        with torch.set_grad_enabled(not self._evaluates and (learn or not self._recompute)):
+        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
             output = self._run(carried, call, seed)
         tensors, shape = take_tensors(output, f"layers {self._module.layers_text}")
         if self._recompute:
@@ -164,27 +159,45 @@ class StageRunner:
         self._keep(microbatch, _Kept(carried, roots, [scale], again, seed))
         return stats
 
-    def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients of the stage's inputs; `grad_outputs` are the gradients of its outputs."""
+    def have_gradient(self, tensors: list[torch.Tensor]) -> list[bool]:
+        """Which of the tensors that leave the stage may get a gradient.
+
+        With recomputation only the second forward knows. So all that can have one may get one.
+        """
+        if self._recompute and not self._evaluates:
+            return [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
+        return [tensor.requires_grad for tensor in tensors]
+
+    def backward(
+        self, microbatch: int, grad_outputs: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradient of each input of the stage; `grad_outputs` are those of its outputs.
+
+        None is the gradient of a tensor that has no influence on the loss.
+        """
         kept = self._kept.pop(microbatch)
         roots = kept.roots
         if self._recompute:
             with self._frozen_statistics():
                 roots = self._forward_again(kept)
-        if roots:
-            torch.autograd.backward(roots, kept.grad_outputs or grad_outputs)
+        starts, values = [], []
+        for root, gradient in zip(roots, kept.grad_outputs or grad_outputs, strict=True):
+            if root is not None and gradient is not None:
+                starts.append(root)
+                values.append(gradient)
+        if starts:
+            torch.autograd.backward(starts, values)
         gradients = []
         for tensor in kept.carried:
-            if tensor.requires_grad:
-                gradients.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-                tensor.grad = None
+            gradients.append(tensor.grad)
+            tensor.grad = None
         return gradients
 
     def _keep(self, microbatch: int, kept: _Kept) -> None:
         if not self._evaluates:
             self._kept[microbatch] = kept
 
-    def _forward_again(self, kept: _Kept) -> list[GradientEdge]:
+    def _forward_again(self, kept: _Kept) -> list[GradientEdge | None]:
         if kept.grad_outputs is not None:
             return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
         output = self._run(kept.carried, kept.call, kept.seed)
@@ -286,8 +299,8 @@ class StageRunner:
                 buffer.data.copy_(value)
 
 
-def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
-    return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:
+    return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
 
 
 def _cloned(value: Any) -> Any:

@@ -22,16 +22,23 @@ from torch.distributed import distributed_c10d as store_types
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
-from pipeplan.runtime.batch_agreement import BatchAgreement, Given
-from pipeplan.runtime.batches import as_call
+from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
+from pipeplan.runtime.batches import as_call, mark_rows, select_rows
+from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
 from pipeplan.runtime.parameters import first_names, gather_state, share_statistics
 from pipeplan.runtime.placement import find_placement
-from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
+from pipeplan.runtime.replica_setup import (
+    OptimizerFn,
+    Replica,
+    ReplicaSettings,
+    set_up_replica,
+)
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
     in_collective,
@@ -69,6 +76,8 @@ class Pipeline:
         bucket_bytes: the bytes of gradients in one all-reduce.
         device_name: this rank's device in the plan, if hosts do not tell.
         real_hosts: the real name of each host of the plan, if they differ.
+        compare_batches: refuse ranks that are given batches with different values. Turn it off only
+            if ranks compute their batches on different kinds of devices, which round differently.
         watchdog: how patient the ranks are with each other.
 
     Raises:
@@ -93,6 +102,7 @@ class Pipeline:
         bucket_bytes: float = 25e6,
         device_name: str | None = None,
         real_hosts: Mapping[str, str] | None = None,
+        compare_batches: bool = True,
         watchdog: WatchdogOptions | None = None,
     ) -> None:
         if not dist.is_initialized():
@@ -101,6 +111,8 @@ class Pipeline:
             )
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
         settings = ReplicaSettings(
             layers=layers,
@@ -115,14 +127,13 @@ class Pipeline:
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
         self._set_up_counters()
-        self._take_place(device_name, real_hosts)
+        self._take_place(device_name, real_hosts, compares_batches=compare_batches)
         store = _make_store()
-        watchdog_store = store.clone()  # a client that waits blocks all its other users
         names = self._placement.rank_names(dist.get_world_size())
         options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        self._watchdog = Watchdog(store, self.rank, names, options)
         with in_set_up(self._watchdog):
-            self._set_up_stage(model, store, settings)
+            self._set_up_stage(model, settings)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -136,23 +147,33 @@ class Pipeline:
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
 
-    def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
+    def _take_place(
+        self,
+        device_name: str | None,
+        real_hosts: Mapping[str, str] | None,
+        *,
+        compares_batches: bool,
+    ) -> None:
         """Find out which device of the plan this rank is."""
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
-        source_rank = self._placement.ranks[0][0]
-        self._agreement = BatchAgreement(self.rank, source_rank, is_last=self._is_last)
+        self._agreement = BatchAgreement(
+            self.rank,
+            self._placement.ranks,
+            dist.get_world_size(),
+            compares_values=compares_batches,
+        )
 
-    def _set_up_stage(self, model: nn.Module, store: Any, settings: ReplicaSettings) -> None:
+    def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
         self.first_name_of = first_names(model)
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
-            self.plan, model, placement, self._transport, store, self.first_name_of, settings
+            self.plan, model, placement, self._transport, self.first_name_of, settings
         )
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
@@ -168,7 +189,7 @@ class Pipeline:
         """Train on one batch, and return its mean loss, the same on every rank.
 
         `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
-        A rank whose stage reads neither inputs nor targets may give None, but then in every step.
+        A rank whose stage reads neither inputs nor targets may give None.
         """
         return self._run_with_others(lambda: self._train(batch, targets))
 
@@ -188,7 +209,7 @@ class Pipeline:
 
     def _train(self, batch: Any, targets: Any) -> float:
         self._start_s = time.perf_counter()
-        blocks, stats = self._begin(batch, targets)
+        blocks, stats = self._begin(batch, targets, Mode.TRAINING)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin()
@@ -207,7 +228,7 @@ class Pipeline:
         return loss
 
     def _evaluate(self, batch: Any, targets: Any) -> float:
-        blocks, stats = self._begin(batch, targets, "evaluation ")
+        blocks, stats = self._begin(batch, targets, Mode.EVALUATION)
         if blocks is not None:
             replica = blocks.replica
             share_statistics(replica.module.model, replica.group, replica.ranks)
@@ -219,54 +240,69 @@ class Pipeline:
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, prefix: str = ""
+        self, batch: Any, targets: Any, mode: Mode
     ) -> tuple[StepBlocks | None, torch.Tensor]:
-        """The blocks of this rank, None if it has no stage; and where loss and metrics are summed.
-
-        The prefix keeps apart the kinds of tensors that cross cuts in training and evaluation.
-        """
+        """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
-        rows, key = self._agreement.agree(batch, targets, self._require_inputs)
+        self._require_inputs(batch, targets)
+        agreed = self._agreement.agree(batch, targets, mode, self.num_steps, self._transport)
         self._events = []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
         if self._replica is None:
             return None, stats
-        routing = self._route(rows)
-        blocks = StepBlocks(
+        return self._make_blocks(self._replica, batch, targets, agreed, stats), stats
+
+    def _make_blocks(
+        self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
+    ) -> StepBlocks:
+        """The blocks of a step, with what they need."""
+        rows, routing = agreed.rows, self._route(agreed.rows)
+        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if replica.module.needs_inputs:
+            call = as_call(mark_rows(batch, rows, "batch"))
+        if self._is_last and targets is not None:
+            targets = mark_rows(targets, rows, "targets")
+        return StepBlocks(
             step=self.num_steps,
-            replica=self._replica,
-            exchange=self._replica.exchange.begin(routing, prefix + key),
+            replica=replica,
+            exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
             rows=routing.rows,
-            call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
+            call=call,
             targets=targets,
             loss=self._loss if self._is_last else None,
-            total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
+            total_weight=self._total_weight(targets, rows),
             gradient_scale=self._updater.scaler.scale,
             stats=stats,
             watchdog=self._watchdog,
+            timing=DeviceTiming(self._transport.streams),
             events=self._events,
         )
-        return blocks, stats
+
+    def _total_weight(self, targets: Any, rows: int) -> float:
+        """The weight of all targets of the batch; of no matter except on the last stage."""
+        if not self._is_last or targets is None:
+            return float(rows)
+        return self._loss.weight(select_rows(targets, range(rows), None), rows)
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
-    def _require_inputs(self, everyone: list[Given]) -> None:
-        """Refuse None where the batch or the targets are needed; `everyone` is by rank."""
-        if not everyone[self._placement.ranks[0][0]][0]:
+    def _require_inputs(self, batch: Any, targets: Any) -> None:
+        """Refuse None where the batch or the targets are needed."""
+        if self.stage == 0 and batch is None:
             raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
         module = self._replica.module if self._replica is not None else None
-        if module is not None and module.needs_inputs and not everyone[self.rank][0]:
+        if module is not None and module.needs_inputs and batch is None:
             raise RuntimeMismatchError(
                 f"batch: rank {self.rank} was given None, but its layers"
                 f" ({module.layers_text}) read the model's inputs; give every rank the batch"
             )
-        if self._is_last and self._loss.weight_fn is not None and not everyone[self.rank][1]:
+        if self._is_last and self._loss.weight_fn is not None and targets is None:
             raise RuntimeMismatchError(
                 f"targets: rank {self.rank} was given None; the last stage weighs them"
             )

@@ -21,10 +21,10 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from pipeplan.errors import InputError, RuntimeMismatchError
+from pipeplan.runtime.streams import set_cuda_device
 
 __all__ = ["agree_on_start", "join_ranks"]
 
@@ -43,9 +43,10 @@ def join_ranks() -> None:
     missing = [name for name in STORE_VARIABLES if name not in os.environ]
     if missing:
         raise InputError(f"{missing[0]}: is not set; start the ranks with torchrun")
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    device = set_cuda_device()  # before the first collective, which would use the first GPU
+    backend = "nccl" if device is not None else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)  # rank 0 makes a new store in each start
+        dist.init_process_group(backend, device_id=device)  # rank 0 makes a new store in each start
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
@@ -64,6 +65,7 @@ def join_ranks() -> None:
         store=dist.PrefixStore(name, starts),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,
+        device_id=device,
     )
 
 
