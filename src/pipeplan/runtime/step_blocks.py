@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class StepBlocks:
         """Run these blocks; blocks without rows on this rank are left out."""
         order = [block for block in order if self.rows[block.microbatch]]
         exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
-        for block, following in zip(order, [*order[1:], None], strict=True):
+        for block, following in zip_longest(order, order[1:]):
             wait_s = clock()
             enter(State.WAITING, block)
             arrival = exchange.take(block)
