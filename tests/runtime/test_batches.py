@@ -170,6 +170,8 @@ def test_fingerprints_read_everything():
     ]
     assert len({fingerprint(value, 0) for value in values}) == len(values)
     assert fingerprint(X.T, 0) == fingerprint(X.T.contiguous(), 0)
+    assert fingerprint({"a": X, "b": -X}, 0) == fingerprint({"b": -X, "a": X}, 0)
+    assert fingerprint({"a": X, "b": -X}, 0) != fingerprint({"b": X, "a": -X}, 0)
     assert fingerprint((X, object()), 0) == fingerprint((X, object()), 0)
 
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["Whole", "as_call", "mark_rows", "num_rows", "select_rows", "walk_leaves"]
+__all__ = ["Whole", "as_call", "find_leaves", "mark_rows", "num_rows", "select_rows"]
 
 PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -55,10 +55,12 @@ def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch if isinstance(batch, tuple) else (batch,)), {}
 
 
-def walk_leaves(value: Any, visit: Callable[[Any], None]) -> None:
-    """Call `visit` with everything in the value that is no container, lists opened."""
-    for _, leaf, _ in _leaves(value, "", in_list=False):
-        visit(leaf)
+def find_leaves(value: Any) -> list[tuple[str, Any]]:
+    """Everything in the value that is no container, lists opened; with paths and in their order."""
+    if isinstance(value, torch.Tensor):
+        return [("", value)]
+    found = [(path, leaf) for path, leaf, _ in _leaves(value, "", in_list=False)]
+    return sorted(found, key=lambda entry: entry[0])  # dicts may be filled in any order
 
 
 def num_rows(value: Any, what: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeplan.runtime.batches import Whole, walk_leaves
+from pipeplan.runtime.batches import Whole, find_leaves
 
 __all__ = ["fingerprint", "shape_key"]
 
@@ -27,39 +27,42 @@ def fingerprint(value: Any, step: int) -> int:
     """A number that is equal for equal values, on all ranks in the same step."""
     digest = hashlib.blake2b(digest_size=NUM_BYTES)
     on_device: list[torch.Tensor] = []
-
-    def add(leaf: Any) -> None:
-        if isinstance(leaf, Whole):
-            walk_leaves(leaf.value, add)
-        elif isinstance(leaf, torch.Tensor):
-            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+    for path, leaf in _opened(value):
+        if isinstance(leaf, torch.Tensor):
+            digest.update(f"{path}{leaf.dtype}{tuple(leaf.shape)}".encode(errors="replace"))
             sample = _sample(leaf, step)
             if sample.device.type == "cpu":
                 digest.update(sample.numpy().data)
             else:
                 on_device.append(sample)
         elif isinstance(leaf, np.ndarray):
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+            digest.update(f"{path}{leaf.dtype}{leaf.shape}".encode(errors="replace"))
             digest.update(_sample_array(leaf, step))
         elif _has_stable_text(leaf):
-            digest.update(repr(leaf).encode(errors="replace"))
-
-    walk_leaves(value, add)
+            digest.update(f"{path}{leaf!r}".encode(errors="replace"))
     if on_device:
         digest.update(torch.cat(on_device).cpu().numpy().data)
     return int.from_bytes(digest.digest(), "big")
 
 
+def _opened(value: Any) -> list[tuple[str, Any]]:
+    """All leaves with their paths, also those that are marked as whole."""
+    found = []
+    for path, leaf in find_leaves(value):
+        if isinstance(leaf, Whole):
+            found += [(f"{path}/{inner}", entry) for inner, entry in _opened(leaf.value)]
+        else:
+            found.append((path, leaf))
+    return found
+
+
 def shape_key(value: Any, prefix: str) -> int:
     """A number that is equal for batches whose tensors have equal shapes and types."""
     parts = [prefix]
-
-    def add(leaf: Any) -> None:
+    for _, leaf in find_leaves(value):
         tensor = leaf.value if isinstance(leaf, Whole) else leaf
         if isinstance(tensor, torch.Tensor):
             parts.append(f"{tuple(tensor.shape)}{tensor.dtype}{isinstance(leaf, Whole)}")
-
-    walk_leaves(value, add)
     text = "/".join(parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=NUM_BYTES).digest(), "big")
 
