@@ -4,17 +4,22 @@ Each scene trains by a plan and in one process, and compares. All of them share 
 """
 
 import copy
+import enum
 import random
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
+from pipeplan.splitting.nesting import take_tensors  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
-from runtime.workers import run_ranks, share_from_first  # noqa: E402
+from runtime.workers import Ranks, run_ranks, share_from_first  # noqa: E402
 
 NUM_RANKS = 4
 WIDTH = 6
@@ -449,8 +454,6 @@ def scene_any_number_of_rows(rank):
 
 
 def scene_uneven_shares_leave_a_replica_idle(rank):
-    from dataclasses import replace
-
     model = plain_chain()
     plan = cut_plan(names_of(model), [0, 2], [1, 3], 2, 4)
     stages = (plan.stages[0], replace(plan.stages[1], shares=(0.9, 0.05, 0.05)))
@@ -507,6 +510,88 @@ def scene_ranks_without_batches(rank):
     assert losses == pytest.approx(share_from_first(alone), rel=1e-9)
 
 
+class Texts(nn.Module):
+    """Reads a list of texts, a numpy array, a number and a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x, texts, table, scale, info):
+        lengths = torch.tensor([len(text) for text in texts], dtype=x.dtype)
+        table = torch.as_tensor(table, dtype=x.dtype)
+        return self.linear(x * scale) + lengths[:, None] + table + info.extra
+
+
+@dataclass
+class Info:
+    extra: Any
+    note: str = "for all rows"
+
+
+def scene_strange_batches(rank):
+    torch.manual_seed(11)
+    model = Chain(Texts(), Each(), Each())
+    data = []
+    for rows in (8, 3, 8, 1, 5):
+        x, targets = batches([rows], WIDTH)[0]
+        texts = ["a" * (row % 5) for row in range(rows)]
+        table = np.arange(rows * WIDTH).reshape(rows, WIDTH) / 9
+        data.append(((x, texts, table, 0.5, Info(batch(rows, 1))), targets))
+    for replicas in ([2, 1, 1], [3, 1]):
+        cuts = list(range(len(replicas)))
+        judge(cut_plan(names_of(model), cuts, replicas, 3, 3), copy.deepcopy(model), data)
+
+
+def scene_targets_in_lists(rank):
+    """One dict for each row, with another number of boxes."""
+    model = plain_chain()
+
+    def loss_fn(output, targets):
+        pairs = zip(output, targets, strict=True)
+        return torch.stack([(o.sum() - t["boxes"].sum()) ** 2 for o, t in pairs]).mean()
+
+    data = [
+        (batch(rows, WIDTH), [{"boxes": batch(row % 3, 2)} for row in range(rows)])
+        for rows in (8, 4, 2, 8, 1)
+    ]
+    judge(cut_plan(names_of(model), [0, 2], [2, 2], 3, 3), model, data, loss_fn)
+
+
+class Stretch(nn.Module):
+    """Another length in every call, so in every microbatch; the result does not depend on it."""
+
+    num_calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x):
+        Stretch.num_calls += 1
+        times = 1 + (Stretch.num_calls * 2654435761 >> 7) % 4
+        return self.linear(x).unsqueeze(1).expand(-1, times * 50, -1), times
+
+
+class Average(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x, times):
+        assert x.shape[1] == times * 50
+        return self.linear(x.mean(1))
+
+
+def scene_lengths_at_random(rank):
+    torch.manual_seed(12)
+    model = Chain(Stretch(), Average(), Stretch(), Average())
+    for schedule in ("1f1b", "gpipe", "pe"):
+        plan = cut_plan(names_of(model), [0, 1, 2, 3], [1, 1, 1, 1], 5, 20, schedule=schedule)
+        data, evaluations = batches([100, 100, 70, 100], WIDTH), batches([60], WIDTH)
+        judge(plan, copy.deepcopy(model), data, evaluations=evaluations)
+
+
 SCENES = {name: scene for name, scene in sorted(globals().items()) if name.startswith("scene_")}
 
 
@@ -515,6 +600,56 @@ def play(rank):
         scene(rank)
         torch.distributed.barrier()
     return list(SCENES)
+
+
+def freeze_and_thaw(rank):
+    """Gradual unfreezing: the optimizer and the other replicas would not know."""
+    model = plain_chain()
+    model.l1.requires_grad_(False)
+    plan = cut_plan(names_of(model), [0, 2], [1, 1], 2, 4)
+    with Pipeline(plan, model.double(), mean_square, adamw) as pipeline:
+        data = batches([8], WIDTH)[0]
+        pipeline.step(*data)
+        if rank == 0:
+            pipeline.model.requires_grad_(True)
+        pipeline.step(*data)
+
+
+class Longest(nn.Module):
+    def forward(self, x):
+        return x, x.mean().item()
+
+
+def send_other_numbers(rank):
+    """The mean of a replica's rows is not the mean of the microbatch."""
+    model = Chain(linear(), Longest(), Last())
+    plan = cut_plan(names_of(model), [0, 2], [2, 1], 1, 8)
+    with Pipeline(plan, model.double(), mean_square, adamw) as pipeline:
+        pipeline.step(*batches([8], WIDTH)[0])
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+def test_an_enum_does_not_become_a_number():
+    with pytest.raises(RuntimeMismatchError, match="here: a Colour cannot cross a cut"):
+        take_tensors((torch.zeros(1), Colour.RED), "here")
+
+
+@pytest.mark.parametrize(
+    ("program", "num_ranks", "problem"),
+    [
+        (freeze_and_thaw, 2, "parameter l1.0.weight: was frozen when the pipeline was made"),
+        (send_other_numbers, 3, "microbatch 0: rank 0 sends the plain values"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(tmp_path, program, num_ranks, problem):
+    errors = tmp_path / "errors"
+    with Ranks(num_ranks, program, stderr=errors) as ranks:
+        assert all(ranks.wait(60))
+        text = errors.read_text() + "".join(ranks.error(rank) for rank in range(num_ranks))
+    assert problem in text
 
 
 def test_all_scenes():

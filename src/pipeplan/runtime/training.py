@@ -146,6 +146,7 @@ class Pipeline:
         """How long the last step took on this rank."""
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._frozen: dict[str, nn.Parameter] = {}
 
     def _take_place(
         self,
@@ -182,6 +183,8 @@ class Pipeline:
             self._updater.optimizer = self._replica.optimizer
             self._updater.parameters = self._replica.parameters
             self._updater.norm_parameters = self._replica.norm_parameters
+            named = self.model.named_parameters()
+            self._frozen = {name: p for name, p in named if not p.requires_grad}
 
     # ------------------------------------------------------------------ the step
 
@@ -245,6 +248,8 @@ class Pipeline:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
         self._require_inputs(batch, targets)
+        if mode is Mode.TRAINING:
+            self._require_frozen()
         agreed = self._agreement.agree(batch, targets, mode, self.num_steps, self._transport)
         self._events = []
         stats = torch.zeros(
@@ -306,6 +311,15 @@ class Pipeline:
             raise RuntimeMismatchError(
                 f"targets: rank {self.rank} was given None; the last stage weighs them"
             )
+
+    def _require_frozen(self) -> None:
+        """Refuse parameters that were frozen at the start and are not any more."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeMismatchError(
+                    f"parameter {name}: was frozen when the pipeline was made, so no optimizer and"
+                    " no replica knows of it; make a new Pipeline to train it"
+                )
 
     def _route(self, rows: int) -> RowRouting:
         if rows not in self._routing_of:
