@@ -172,6 +172,8 @@ class Inbox:
         if is_as_forecast:
             forecast = self._forecasts.get(slot)
             assert forecast is not None  # the sender has the same one
+            if forecast.is_stable:
+                return forecast.contents  # there is nothing to learn
             contents = forecast.contents
         elif contents is None:
             text = torch.empty(length, dtype=torch.uint8)

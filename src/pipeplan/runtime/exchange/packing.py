@@ -38,7 +38,7 @@ def pack(header: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors:
         flat = tensor.reshape(-1).view(torch.uint8)
         parts.append(flat)
-        padding = _padded(len(flat)) - len(flat)
+        padding = -flat.numel() % ALIGNMENT
         if padding:
             parts.append(header[:padding])  # any bytes will do
     return torch.cat(parts)
