@@ -80,11 +80,15 @@ class GradientReducer:
             for index, parameter in enumerate(bucket.parameters)
         ]
 
-    def begin(self) -> None:
-        """Drop the gradients of the last step."""
+    def begin(self, *, keeps: bool = False) -> None:
+        """Drop the gradients of the last step; or keep them, to add those of the next batch."""
+        self._is_last = False
+        if keeps:
+            for bucket in self._buckets:
+                bucket.num_missing = len(bucket.parameters)
+            return
         for parameter in self.parameters:
             parameter.grad = None
-        self._is_last = False
         self._num_started = self.started_inside = 0
         for bucket in self._buckets:
             bucket.flat.zero_()

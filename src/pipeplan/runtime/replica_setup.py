@@ -1,4 +1,4 @@
-"""Sets up one rank's replica: its layers, parameters, channels and optimizer."""
+"""Sets up one rank's replica: its layers, parameters and channels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,7 @@ from pipeplan.runtime.placement import Placement
 from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.stage_modules import StageModule, cut, holders
 
-__all__ = ["OptimizerFn", "Replica", "ReplicaSettings", "set_up_replica"]
-
-OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+__all__ = ["Replica", "ReplicaSettings", "set_up_replica"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,6 @@ class ReplicaSettings:
 
     layers: Sequence[str] | None
     init_fn: Callable[[nn.Module], None] | None
-    optimizer_fn: OptimizerFn
     loss: LossTerms
     amp_dtype: torch.dtype | None
     seed: int
@@ -51,11 +48,11 @@ class Replica:
     runner: StageRunner
     exchange: Exchange
     reducer: GradientReducer
+    named: dict[str, nn.Parameter]
+    """Trained parameters by their first names in the whole model."""
     parameters: list[nn.Parameter]
     norm_parameters: list[nn.Parameter]
     """Parameters that this rank adds to the norm of gradients; over all ranks, each counts once."""
-    optimizer: torch.optim.Optimizer | None
-    """None if the replica has no parameters."""
     group: Any
     """The replicas of the stage; None if there is only one."""
     ranks: tuple[int, ...]
@@ -99,9 +96,9 @@ def set_up_replica(
         runner=_make_runner(plan, module, transport.device, place, settings),
         exchange=_make_exchange(plan, module, place, transport, settings),
         reducer=GradientReducer(parameters, reductions, settings.bucket_bytes),
+        named={first_name_of[name]: parameter for name, parameter in named.items()},
         parameters=parameters,
         norm_parameters=counted,
-        optimizer=settings.optimizer_fn(parameters) if parameters else None,
         group=groups[stage],
         ranks=placement.ranks[stage],
     )

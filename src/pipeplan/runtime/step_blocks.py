@@ -26,7 +26,9 @@ class StepBlocks:
     """The blocks of one step, and what they need."""
 
     step: int
-    """How many steps were taken before."""
+    """How many batches came before."""
+    reduces: bool
+    """Whether gradients are summed over replicas at the end, or kept for the next batch."""
     replica: Replica
     exchange: StepExchange
     device: torch.device
@@ -95,7 +97,7 @@ class StepBlocks:
         self.stats.add_(runner.forward_last(*call, targets, share, self.gradient_scale))
 
     def _run_backward(self, microbatch: int, arrival: Arrival, *, is_last: bool) -> None:
-        if is_last:
+        if is_last and self.reduces:
             self.replica.reducer.expect_last()
         gradients = self.replica.runner.backward(microbatch, arrival.gradients)
         self.exchange.send_gradients(microbatch, gradients)

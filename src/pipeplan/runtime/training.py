@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
-from pipeplan.errors import RuntimeMismatchError
+from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
@@ -28,20 +28,23 @@ from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
-from pipeplan.runtime.parameters import first_names, gather_state, share_statistics
-from pipeplan.runtime.placement import find_placement
-from pipeplan.runtime.replica_setup import (
+from pipeplan.runtime.optimizers import (
     OptimizerFn,
-    Replica,
-    ReplicaSettings,
-    set_up_replica,
+    ParamGroupsFn,
+    make_optimizer,
+    plan_groups,
 )
+from pipeplan.runtime.parameters import first_names, share_statistics
+from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
+from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.step_checks import require_frozen, require_inputs
+from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
-    in_collective,
     in_set_up,
     in_step,
 )
@@ -53,7 +56,7 @@ from pipeplan.runtime.updating import Updater
 __all__ = ["Pipeline"]
 
 
-class Pipeline:
+class Pipeline(SavedTraining):
     """Trains one model by one plan; every rank makes one and calls `step` with the same batch.
 
     It takes this rank's stage out of `model`. The rest of the model is dropped.
@@ -62,7 +65,9 @@ class Pipeline:
         plan: what runs where and in which order; or the file that says so.
         model: the whole model, built alike on every rank; on the meta device with `init_fn`.
         loss_fn: from the model's output and targets to their mean loss over rows.
-        optimizer_fn: from parameters to an optimizer of them.
+        optimizer_fn: from parameters, or from groups with `param_groups_fn`, to their optimizer.
+        param_groups_fn: from a parameter's name and the parameter to the options of its group, such
+            as `{"weight_decay": 0.0}`. Parameters with equal options form one group.
         layers: a module name for each layer of the plan, if the plan has other names.
         init_fn: fills a model that was built on the meta device; gets this rank's part.
         loss_weight_fn: the weight of targets if it is not the number of rows, such as the number
@@ -79,6 +84,9 @@ class Pipeline:
         compare_batches: refuse ranks that are given batches with different values. Turn it off only
             if ranks compute their batches on different kinds of devices, which round differently.
         watchdog: how patient the ranks are with each other.
+        on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
+            model as it is, "raise" raises `NonFiniteLossError` on every rank.
+        on_step: is called with a `StepResult` after each step, on every rank.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -91,6 +99,7 @@ class Pipeline:
         loss_fn: Function,
         optimizer_fn: OptimizerFn,
         *,
+        param_groups_fn: ParamGroupsFn | None = None,
         layers: Sequence[str] | None = None,
         init_fn: Callable[[nn.Module], None] | None = None,
         loss_weight_fn: Callable[[Any], Any] | None = None,
@@ -104,6 +113,8 @@ class Pipeline:
         real_hosts: Mapping[str, str] | None = None,
         compare_batches: bool = True,
         watchdog: WatchdogOptions | None = None,
+        on_nan: str = "report",
+        on_step: Callable[[StepResult], None] | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -117,7 +128,6 @@ class Pipeline:
         settings = ReplicaSettings(
             layers=layers,
             init_fn=init_fn,
-            optimizer_fn=optimizer_fn,
             loss=self._loss,
             amp_dtype=amp_dtype,
             seed=seed,
@@ -125,7 +135,8 @@ class Pipeline:
             bucket_bytes=bucket_bytes,
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
-        self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
+        self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
+        self._on_step = on_step
         self._set_up_counters()
         self._take_place(device_name, real_hosts, compares_batches=compare_batches)
         store = _make_store()
@@ -133,17 +144,23 @@ class Pipeline:
         options = watchdog or WatchdogOptions()
         self._watchdog = Watchdog(store, self.rank, names, options)
         with in_set_up(self._watchdog):
+            groups = plan_groups(model, param_groups_fn) if param_groups_fn is not None else None
             self._set_up_stage(model, settings)
+            replica = self._replica
+            self.optimizer = make_optimizer(optimizer_fn, replica.named if replica else {}, groups)
+            """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
+            schedulers are alike everywhere."""
+            self._updater.take_up(self.optimizer, replica)
+            self._set_up_keeping(seed)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
     def _set_up_counters(self) -> None:
-        self.num_steps = 0
-        """Steps taken, those of a loaded checkpoint included."""
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
+        self._batch_rows = 0
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
         self._frozen: dict[str, nn.Parameter] = {}
@@ -180,21 +197,26 @@ class Pipeline:
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
             self.model = self._replica.module.model
-            self._updater.optimizer = self._replica.optimizer
-            self._updater.parameters = self._replica.parameters
-            self._updater.norm_parameters = self._replica.norm_parameters
             named = self.model.named_parameters()
             self._frozen = {name: p for name, p in named if not p.requires_grad}
 
     # ------------------------------------------------------------------ the step
 
-    def step(self, batch: Any, targets: Any = None) -> float:
+    def step(self, batch: Any, targets: Any = None, *, update: bool = True) -> float:
         """Train on one batch, and return its mean loss, the same on every rank.
 
         `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
         A rank whose stage reads neither inputs nor targets may give None.
+
+        With `update=False` the gradients are kept. The next step with `update=True` trains on all
+        these batches as on one larger batch.
         """
-        return self._run_with_others(lambda: self._train(batch, targets))
+        self._keeper.warn_of_waiting()
+        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        self._updater.tell(self.num_steps + (not update))
+        if self._on_step is not None:
+            self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
+        return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
@@ -210,23 +232,27 @@ class Pipeline:
         finally:
             self._watchdog.enter(State.OUTSIDE)
 
-    def _train(self, batch: Any, targets: Any) -> float:
+    def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        blocks, stats = self._begin(batch, targets, Mode.TRAINING)
+        mode = Mode.TRAINING if update else Mode.ACCUMULATION
+        blocks, stats = self._begin(batch, targets, mode)
         if blocks is not None:
             replica = blocks.replica
-            replica.reducer.begin()
+            replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
             with replica.runner.sharing_casts():
                 blocks.run(self.plan.schedule[self.stage])
+        if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
-            replica.reducer.finish()
+            blocks.replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
         self._watchdog.enter(State.WAITING, "for the loss")
-        self._updater.update(stats)
+        weighs = self._is_last and self.replica == 0
+        weight = blocks.total_weight if blocks is not None and weighs else 0.0
+        self._updater.update(stats, weight, applies=update)
         loss = self._take_stats(stats)
         self._transport.synchronize()
-        self.num_steps += 1
+        self._count(self._batch_rows, is_step=update)
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
         return loss
 
@@ -247,11 +273,11 @@ class Pipeline:
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
-        self._require_inputs(batch, targets)
-        if mode is Mode.TRAINING:
-            self._require_frozen()
-        agreed = self._agreement.agree(batch, targets, mode, self.num_steps, self._transport)
-        self._events = []
+        require_inputs(self.rank, self.stage, self._replica, batch, targets, self._loss)
+        if mode is not Mode.EVALUATION:
+            require_frozen(self._frozen)
+        agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
+        self._batch_rows, self._events = agreed.rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -269,8 +295,10 @@ class Pipeline:
             call = as_call(mark_rows(batch, rows, "batch"))
         if self._is_last and targets is not None:
             targets = mark_rows(targets, rows, "targets")
+        total_weight = self._total_weight(targets, rows)
         return StepBlocks(
-            step=self.num_steps,
+            step=self.num_batches,
+            reduces=agreed.mode is Mode.TRAINING,
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
@@ -278,8 +306,8 @@ class Pipeline:
             call=call,
             targets=targets,
             loss=self._loss if self._is_last else None,
-            total_weight=self._total_weight(targets, rows),
-            gradient_scale=self._updater.scaler.scale,
+            total_weight=total_weight,
+            gradient_scale=self._updater.gradient_scale(total_weight),
             stats=stats,
             watchdog=self._watchdog,
             timing=DeviceTiming(self._transport.streams),
@@ -288,7 +316,9 @@ class Pipeline:
 
     def _total_weight(self, targets: Any, rows: int) -> float:
         """The weight of all targets of the batch; of no matter except on the last stage."""
-        if not self._is_last or targets is None:
+        if not self._is_last:
+            return 1.0
+        if targets is None:
             return float(rows)
         return self._loss.weight(select_rows(targets, range(rows), None), rows)
 
@@ -296,30 +326,6 @@ class Pipeline:
         loss, *numbers = stats.tolist()
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
-
-    def _require_inputs(self, batch: Any, targets: Any) -> None:
-        """Refuse None where the batch or the targets are needed."""
-        if self.stage == 0 and batch is None:
-            raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
-        module = self._replica.module if self._replica is not None else None
-        if module is not None and module.needs_inputs and batch is None:
-            raise RuntimeMismatchError(
-                f"batch: rank {self.rank} was given None, but its layers"
-                f" ({module.layers_text}) read the model's inputs; give every rank the batch"
-            )
-        if self._is_last and self._loss.weight_fn is not None and targets is None:
-            raise RuntimeMismatchError(
-                f"targets: rank {self.rank} was given None; the last stage weighs them"
-            )
-
-    def _require_frozen(self) -> None:
-        """Refuse parameters that were frozen at the start and are not any more."""
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise RuntimeMismatchError(
-                    f"parameter {name}: was frozen when the pipeline was made, so no optimizer and"
-                    " no replica knows of it; make a new Pipeline to train it"
-                )
 
     def _route(self, rows: int) -> RowRouting:
         if rows not in self._routing_of:
@@ -333,38 +339,7 @@ class Pipeline:
             )
         return self._routing_of[rows]
 
-    # ------------------------------------------------------------------ state
-
-    def full_state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
-        state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        with in_collective(self._watchdog):
-            return gather_state(state, self._transport.device)
-
-    def save(self, directory: str | Path, *, keep: int = 2) -> Path:
-        """Write a checkpoint, each stage its part; it appears whole or not at all."""
-        from pipeplan.runtime import checkpoints
-
-        progress = checkpoints.Progress(num_steps=self.num_steps, loss_scale=self.loss_scale)
-        with in_collective(self._watchdog):
-            state = checkpoints.TrainingState(
-                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
-            )
-            return checkpoints.save_checkpoint(state, progress, Path(directory), keep)
-
-    def load(self, directory: str | Path) -> bool:
-        """Continue from the newest checkpoint there, of any plan; False if there is none."""
-        from pipeplan.runtime import checkpoints
-
-        with in_collective(self._watchdog):
-            state = checkpoints.TrainingState(
-                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
-            )
-            progress = checkpoints.load_checkpoint(state, Path(directory))
-        if progress is None:
-            return False
-        self.num_steps, self.loss_scale = progress.num_steps, progress.loss_scale
-        return True
+    # ------------------------------------------------------------------ the rest
 
     def write_trace(self, path: str | Path) -> None:
         """Write a Chrome trace of the last step beside the predicted one.
@@ -385,24 +360,9 @@ class Pipeline:
             write_trace(self.plan, everyone, path)
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """This rank's optimizer; None if it holds no parameters."""
-        return self._updater.optimizer
-
-    @property
     def gradient_norm(self) -> float | None:
         """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
         return self._updater.gradient_norm
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor on a float16 loss; 1 for other types."""
-        return self._updater.scaler.scale
-
-    @loss_scale.setter
-    def loss_scale(self, scale: float) -> None:
-        scaler = self._updater.scaler
-        scaler.scale = scale if scaler.enabled else 1.0
 
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""
@@ -415,7 +375,9 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None:
+        if isinstance(error, CheckpointError | NonFiniteLossError):
+            self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
+        elif error is not None:
             blame_for_error(self._watchdog, error)
         self.close()
 
