@@ -269,6 +269,8 @@ class Watchdog:
 
     def _declared(self, found: Failure | None) -> Failure | None:
         """The failure that all ranks read: this one, if it is the first."""
+        if found is not None and found.rank == self._holder.rank:
+            self._has_store &= not self._holder.process.is_stopped  # so it cannot answer
         if found is None or not self._has_store:
             return found
         try:
