@@ -8,8 +8,8 @@ A step runs this rank's blocks in the plan's order::
 It computes what ordinary training with the whole batch on one device computes, up to rounding.
 """
 
+import itertools
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,28 +27,32 @@ from pipeplan.runtime.batches import as_call
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
-from pipeplan.runtime.optimizers import (
-    OptimizerFn,
-    ParamGroupsFn,
-    make_optimizer,
-    plan_groups,
-)
-from pipeplan.runtime.parameters import first_names, share_statistics
+from pipeplan.runtime.optimizers import OptimizerFn, ParamGroupsFn, make_optimizer, plan_groups
+from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
 from pipeplan.runtime.step_results import StepResult, make_result
+from pipeplan.runtime.supervision.arrival import Arrival
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
+    in_collective,
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.launching import joined_processes
+from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
+from pipeplan.runtime.verification.nan_note import NanNote
+from pipeplan.runtime.verification.verdict import can_verify
+from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
 
@@ -82,6 +86,9 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        verify: "first-step" compares each stage with the whole model before anything is trained, on
+            a few rows of the first batch. Until then, the first replica of each stage keeps the
+            whole model. "off" leaves that out.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -109,6 +116,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -125,25 +133,39 @@ class Pipeline(SavedTraining):
             seed=seed,
             receive_ahead=receive_ahead,
             bucket_bytes=bucket_bytes,
+            verifies=can_verify(model, verify, self.rank),
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._take_place(device_name, real_hosts)
-        store = _make_store()
-        watchdog_store = store.clone()  # a client that waits blocks all its other users
-        names = self._placement.rank_names(dist.get_world_size())
-        options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        options, num_ranks = watchdog or WatchdogOptions(), dist.get_world_size()
+        meeting = _make_store(f"meeting/{next(_MEETINGS)}")
+        what, known = "make their pipeline", joined_processes()
+        with Arrival(meeting, self.rank, num_ranks, what, options, known):
+            run = agree_on_run()
+            self._take_place(device_name, real_hosts)
+        store = _make_store(run.name)
+        self._watchdog = Watchdog(
+            store.clone(),  # a client that waits blocks all its other users
+            self.rank,
+            self._placement.rank_names(num_ranks),
+            options,
+            key=run.key,
+            processes=run.processes,
+        )
         with in_set_up(self._watchdog):
-            groups = plan_groups(model, param_groups_fn) if param_groups_fn is not None else None
+            groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, store, settings)
-            replica = self._replica
-            self.optimizer = make_optimizer(optimizer_fn, replica.named if replica else {}, groups)
+            replica, first = self._replica, self.first_name_of
+            named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+            self.optimizer = make_optimizer(optimizer_fn, named, groups)
             """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
             schedulers are alike everywhere."""
             self._updater.take_up(self.optimizer, replica)
+            self._first_step = FirstStep(
+                self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+            )
             self._set_up_keeping(seed)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
@@ -156,6 +178,7 @@ class Pipeline(SavedTraining):
         self._batch_rows = 0
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._nan_note = NanNote()
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
@@ -170,7 +193,7 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        self.first_name_of = first_names(model)
+        self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, store, self.first_name_of, settings
@@ -192,7 +215,7 @@ class Pipeline(SavedTraining):
         these batches as on one larger batch.
         """
         self._keeper.warn_of_waiting()
-        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        loss = self._run_with_others("step", lambda: self._train(batch, targets, update))
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
@@ -200,17 +223,13 @@ class Pipeline(SavedTraining):
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._run_with_others(lambda: self._evaluate(batch, targets))
+        return self._run_with_others("evaluate", lambda: self._evaluate(batch, targets))
 
-    def _run_with_others(self, run: Callable[[], float]) -> float:
+    def _run_with_others(self, name: str, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
         device = self._transport.device
-        cuda_devices = [device.index or 0] if device.type == "cuda" else []
-        try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
-                return run()
-        finally:
-            self._watchdog.enter(State.OUTSIDE)
+        with in_step(self._watchdog, name), keeping_random_state(device):
+            return run()
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
@@ -225,6 +244,7 @@ class Pipeline(SavedTraining):
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
@@ -243,6 +263,7 @@ class Pipeline(SavedTraining):
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
@@ -256,7 +277,9 @@ class Pipeline(SavedTraining):
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
+        self._first_step.verify(batch, targets, rows, self._watchdog)
         self._batch_rows, self._events = rows, []
+        self._watchdog.batch_key = key
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -271,6 +294,7 @@ class Pipeline(SavedTraining):
             exchange=self._replica.exchange.begin(routing, prefix + key),
             device=self._transport.device,
             rows=routing.rows,
+            num_rows=rows,
             call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
             targets=targets,
             loss=self._loss if self._is_last else None,
@@ -284,6 +308,8 @@ class Pipeline(SavedTraining):
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
+        if self._is_last and not self.replica and self._replica is not None:
+            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
@@ -330,7 +356,8 @@ class Pipeline(SavedTraining):
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(trace, everyone if self.rank == 0 else None)
+        with in_collective(self._watchdog, "write_trace"):
+            dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
 
@@ -357,9 +384,10 @@ class Pipeline(SavedTraining):
         self.close()
 
 
-def _make_store() -> Any:
+_MEETINGS = itertools.count()
+"""Numbers the pipelines that this process has begun to make. All ranks make the same ones."""
+
+
+def _make_store(name: str) -> Any:
     """A client of the ranks' store, with a prefix of its own."""
-    name: list[Any] = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, src=0)
-    store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
+    return store_types.PrefixStore(f"pipeplan/{name}", default_store().clone())
