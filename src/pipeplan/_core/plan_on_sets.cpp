@@ -15,6 +15,7 @@ namespace {
 
 class SetTopology {
   public:
+    static constexpr bool kKnowsFreeSets = true;
     SetTopology(const Instance& in, const std::vector<int>& class_of) : in_(in) {
         members_.resize(*std::max_element(class_of.begin(), class_of.end()) + 1);
         for (int u = 0; u < in.num_devices; ++u) members_[class_of[u]].push_back(u);
