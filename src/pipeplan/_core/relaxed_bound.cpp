@@ -1,16 +1,19 @@
-// A lower bound on every plan: Bellman's recursion on the fixed-plan bound, with links as good as
-// sizes allow (best_links.hpp) and with devices that cost a price.
+// A lower bound on every plan: Bellman's recursion on the fixed-plan bound, for sizes of sets only.
 //
-// Which devices a stage gets is forgotten. But devices have prices, and fast ones have higher ones: a stage that
-// computes at a given speed pays for devices that are fast enough, and all stages together pay no
-// more than all devices cost. This holds for any prices. See docs/theory.md.
+// Which devices a stage gets is forgotten. It has as good links as its size allows
+// (best_links.hpp), and it uses up devices that are as fast as it computes (device_budget.hpp).
+//
+// Each run of the recursion has a limit, and drops what cannot be part of a plan within it: also
+// what the layers in front still take counts. If nothing is left, no plan takes less than the limit. A low
+// limit leaves little, so a run is quick and merges few suffixes. Hence limits start low and rise
+// until a run finds something; then they close in on the highest limit that leaves nothing.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include "best_links.hpp"
+#include "device_budget.hpp"
 #include "front.hpp"
 #include "kernels.hpp"
 #include "links.hpp"
@@ -18,402 +21,439 @@
 namespace pipeplan {
 namespace {
 
-// Devices of about one speed.
-struct SpeedClass {
-    double fastest;  // of the class
-    int price;       // the least of its devices
-    int num_devices; // in this class and in faster ones
+// What one size of sets, or a group of neighbouring sizes, has at best.
+struct SizeGroup {
+    int smallest, largest;
+    Shares shares;  // the least of all sizes; the compute rate is the choice's
 };
 
-struct Prices {
-    std::vector<SpeedClass> classes;  // fastest first
-    int total;
-};
-
-Prices make_prices(std::vector<double> speeds, int max_classes, int target, double exponent) {
-    std::sort(speeds.begin(), speeds.end(), std::greater<double>());
-    const int V = static_cast<int>(speeds.size());
-    Prices prices{{}, 0};
-    if (speeds.front() == speeds.back()) return {{{speeds[0], 1, V}}, V};
-    std::vector<double> worth;
-    double sum = 0.0;
-    for (double s : speeds) worth.push_back(std::pow(s / speeds[0], exponent)), sum += worth.back();
-    std::vector<double> distinct = speeds;
-    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-    const bool grouped = static_cast<int>(distinct.size()) > max_classes;
-    const double step = std::log(speeds.front() / speeds.back()) / max_classes;
-    int previous = -1;
-    for (int u = 0; u < V; ++u) {
-        const int price = static_cast<int>(worth[u] / sum * target);
-        prices.total += price;
-        const int group = grouped ? std::min(max_classes - 1, static_cast<int>(std::log(speeds[0] / speeds[u]) / step)) : -2;
-        const bool same = u > 0 && (grouped ? group == previous : speeds[u] == speeds[u - 1]);
-        if (!same) prices.classes.push_back({speeds[u], price, 0});
-        prices.classes.back().price = std::min(prices.classes.back().price, price);
-        prices.classes.back().num_devices = u + 1;
-        previous = group;
-    }
-    return prices;
-}
-
-// A way to staff a stage of a given size.
-struct Demand {
-    int cls, count;
-};
+// A way to staff a stage.
 struct Choice {
-    int price;
-    Demand first, second;
-    double rate;  // no such stage computes in less than its work times this
+    int group;
+    Demand first, second;  // devices with fewer and with more samples
+    double rate;           // no such stage computes in less than its work times this
     Ring ring;
 };
 
-class RelaxedBound {
+struct Step {
+    int from;
+    int choice;
+};
+
+// The tables that all runs share.
+class RelaxedTables {
   public:
-    RelaxedBound(const Instance& in, const std::vector<int>& buckets, int max_levels,
-                 const DpLimits& limits, const BestLinks& best, Prices prices, Pool& pool, Control& control)
-        : in_(in), limits_(limits), pool_(pool), control_(control), L_(in.num_layers),
-          M_(in.num_microbatches), limit_ms_(limits.limit_ms * (1 + 1e-9)), prices_(std::move(prices)),
-          largest_(buckets), K_(static_cast<int>(buckets.size())) {
-        least_latency_ms_ = kInfinity;
-        for (int u = 0; u < in.num_devices; ++u)
-            for (int v = 0; v < in.num_devices; ++v)
-                if (u != v) least_latency_ms_ = std::min(least_latency_ms_, in.latency_ms[in.at(u, v)]);
-        for (int k = 0; k < K_; ++k) add_size(k, best);
-        list_nodes();
+    // `every_size`: whether each size of a group has choices of its own, which takes longer.
+    RelaxedTables(const Instance& in, const std::vector<int>& buckets, const BestLinks& best,
+                  const DeviceBudget& budget, bool every_size)
+        : in_(in), budget_(budget), latency_ms_(least_latency_ms(in)) {
+        for (std::size_t k = 0; k < buckets.size(); ++k)
+            add_group(k ? buckets[k - 1] + 1 : 1, buckets[k], best, every_size);
         tabulate_links(best);
-        tabulate_heads();
+        tabulate_channels();
+        tabulate_steps();
     }
 
-    double run() {
-        const int num_nodes = static_cast<int>(units_.size());
-        behind_.resize(static_cast<std::size_t>(num_nodes) * K_);
-        std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
-        least_ms_.assign(K_, limits_.limit_ms);
-        std::vector<Rows<Suffix>> rows(K_);
-        for (int node = 1; node < num_nodes; ++node) {
-            const auto each = [&](const Pool::Task& task) {
-                if (K_ < kWorthThreads) {
-                    for (int k = 0; k < K_; ++k) task(k, 0);
-                } else {
-                    pool_.run(K_, task);
+    int num_groups() const { return static_cast<int>(groups_.size()); }
+    int num_nodes() const { return budget_.num_nodes(); }
+    const std::vector<Choice>& choices() const { return choices_; }
+    // All ways to get to a node by a stage of this group.
+    const std::vector<Step>& steps(int node, int group) const {
+        return steps_[static_cast<std::size_t>(node) * num_groups() + group];
+    }
+    bool connected(int group, int next) const {
+        return link(group, next).connected() && link(next, group).connected();
+    }
+    ChannelCosts channel(int group, int next, int cut) const {
+        const Shares &mine = groups_[group].shares, &theirs = groups_[next].shares;
+        const double least = mine.least * theirs.least, even = mine.even * theirs.even;
+        const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
+        return {link(group, next).transfer_ms(least * output, even * output),
+                link(next, group).transfer_ms(least * gradient, even * gradient)};
+    }
+    // No channel at this cut takes less in either direction; nothing in front of the first layer.
+    const ChannelCosts& least_channel(int cut) const { return least_channel_[cut]; }
+
+  private:
+    static double least_latency_ms(const Instance& in) {
+        double least = kInfinity;
+        for (int u = 0; u < in.num_devices; ++u)
+            for (int v = 0; v < in.num_devices; ++v)
+                if (u != v) least = std::min(least, in.latency_ms[in.at(u, v)]);
+        return least;
+    }
+
+    void add_group(int smallest, int largest, const BestLinks& best, bool every_size) {
+        const int group = num_groups(), num_classes = static_cast<int>(budget_.classes().size());
+        Shares shares = even_shares(largest, 1.0);
+        for (int size = smallest; size <= largest; ++size) {
+            const Ring ring = make_ring(in_, size, best.ring_rate(size), latency_ms_);
+            if (!ring.connected) continue;
+            const int fewer = in_.microbatch_size / size, more = in_.microbatch_size % size;
+            if (fewer > 0 && more > 0)
+                shares.least = std::min(shares.least, fewer / double(in_.microbatch_size));
+            for (int c = 0; c < num_classes && (every_size || smallest == largest); ++c)
+                add_choices(group, size, c, ring);
+        }
+        groups_.push_back({smallest, largest, shares});
+        if (every_size || smallest == largest) return;
+        // As few devices as the smallest size, as fast as the largest.
+        const Ring ring = make_ring(in_, smallest, best.ring_rate(smallest), latency_ms_);
+        for (int c = 0; c < num_classes && ring.connected; ++c)
+            add_choice({group, {c, smallest}, {0, 0}, shares.least / budget_.classes()[c].fastest, ring});
+    }
+
+    // The slowest device is of class c. Exactly even shares, or whole samples: then those with a
+    // sample more may be of a faster class.
+    void add_choices(int group, int size, int c, const Ring& ring) {
+        const std::vector<SpeedClass>& classes = budget_.classes();
+        double best = even_shares(size, classes[c].fastest).compute_rate;
+        add_choice({group, {c, size}, {0, 0}, best, ring});
+        const int fewer = in_.microbatch_size / size, more = in_.microbatch_size % size;
+        if (fewer == 0 || more == 0) return;
+        const double samples = in_.microbatch_size;
+        for (int d = c - 1; d >= 0; --d) {
+            const double rate = std::max(fewer / samples / classes[c].fastest,
+                                         (fewer + 1) / samples / classes[d].fastest);
+            if (!(rate < best)) continue;
+            best = rate;
+            add_choice({group, {c, size - more}, {d, more}, rate, ring});
+        }
+    }
+
+    void add_choice(const Choice& choice) {
+        if (use(0, choice) >= 0) choices_.push_back(choice);
+    }
+
+    int use(int node, const Choice& choice) const {
+        // The pickier demand goes first; it leaves the slower devices.
+        if (choice.second.count > 0) node = budget_.use(node, choice.second);
+        return node < 0 ? -1 : budget_.use(node, choice.first);
+    }
+
+    const LinkSet& link(int group, int next) const {
+        return links_[static_cast<std::size_t>(group) * num_groups() + next];
+    }
+
+    void tabulate_links(const BestLinks& best) {
+        for (const SizeGroup& senders : groups_) {
+            for (const SizeGroup& receivers : groups_) {
+                const double rate = best.transfer_rate(senders.smallest, receivers.smallest);
+                LinkSet set;
+                set.insert(rate > 0 ? Link{latency_ms_, 1.0 / rate} : Link{kInfinity, 0.0});
+                if (best.best_rate() > 0) set.insert_best({latency_ms_, 1.0 / best.best_rate()});
+                links_.push_back(set);
+            }
+        }
+    }
+
+    void tabulate_channels() {
+        least_channel_.assign(in_.num_layers, {kInfinity, kInfinity});
+        least_channel_[0] = {0.0, 0.0};
+        for (int cut = 1; cut < in_.num_layers; ++cut) {
+            ChannelCosts& least = least_channel_[cut];
+            for (int group = 0; group < num_groups(); ++group) {
+                for (int next = 0; next < num_groups(); ++next) {
+                    if (!connected(group, next)) continue;
+                    const ChannelCosts one = channel(group, next, cut);
+                    least.there = std::min(least.there, one.there);
+                    least.back = std::min(least.back, one.back);
                 }
-            };
-            each([&](int k, int worker) {
-                if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
-                fill_front(node, k, *work[worker], rows[k]);
-            });
-            if (std::none_of(rows.begin(), rows.end(), [](const Rows<Suffix>& r) { return r.alive(); })) continue;
-            each([&](int k, int worker) {
-                if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
-                fill_behind(node, k, rows, *work[worker]);
-            });
+            }
+        }
+    }
+
+    void tabulate_steps() {
+        steps_.resize(static_cast<std::size_t>(num_nodes()) * num_groups());
+        for (int node = 0; node < num_nodes(); ++node) {
+            for (int k = 0; k < static_cast<int>(choices_.size()); ++k) {
+                const int after = use(node, choices_[k]);
+                if (after < 0) continue;
+                steps_[static_cast<std::size_t>(after) * num_groups() + choices_[k].group].push_back(
+                    {node, k});
+            }
+        }
+    }
+
+    const Instance& in_;
+    const DeviceBudget& budget_;
+    const double latency_ms_;  // the least of all links
+    std::vector<SizeGroup> groups_;
+    std::vector<Choice> choices_;
+    std::vector<LinkSet> links_;               // [group][group]
+    std::vector<ChannelCosts> least_channel_;  // [cut]
+    std::vector<std::vector<Step>> steps_;     // [node][group]
+};
+
+// One run of the recursion: the least bound of all plans, at most the limit.
+class RelaxedRun {
+  public:
+    RelaxedRun(const Instance& in, const RelaxedTables& tables, int capacity, double limit_ms,
+               Pool& pool, Control& control)
+        : in_(in), tables_(tables), capacity_(capacity), L_(in.num_layers),
+          M_(in.num_microbatches), limit_ms_(limit_ms * (1 + 1e-9)), pool_(pool),
+          control_(control), least_ms_(tables.num_groups(), limit_ms),
+          behind_(static_cast<std::size_t>(tables.num_nodes()) * tables.num_groups()) {}
+
+    double least_ms() {
+        tabulate_heads();
+        std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
+        std::vector<Row<Suffix>> rows(tables_.num_groups());
+        for (int node = 1; node < tables_.num_nodes(); ++node) {
+            bool any = false;
+            for_groups(work, [&](int group, Work& mine) { fill_row(node, group, mine, rows[group]); });
+            for (const Row<Suffix>& row : rows) any = any || row.alive();
+            if (!any) continue;
+            for_groups(work, [&](int group, Work& mine) { fill_behind(node, group, rows, mine); });
         }
         return *std::min_element(least_ms_.begin(), least_ms_.end());
     }
 
   private:
+    // Fronts by layer or cut: those of l are points[begin[l] .. begin[l + 1]).
     template <class Value>
-    struct Rows {
+    struct Row {
         std::vector<Value> points;
         std::vector<int> begin;
         bool alive() const { return !points.empty(); }
+
+        void take(const std::vector<Front<Value>>& fronts) {
+            points.clear();
+            begin.clear();
+            for (const Front<Value>& front : fronts) {
+                begin.push_back(static_cast<int>(points.size()));
+                for (int k = 0; k < front.size(); ++k) points.push_back(front[k].value);
+            }
+            begin.push_back(static_cast<int>(points.size()));
+        }
     };
+
+    // What a thread needs.
     struct Work {
-        explicit Work(int num_layers) : behind(num_layers + 1), fronts(num_layers) {}
-        std::vector<Front<Beyond>> behind;
-        std::vector<Front<Suffix>> fronts;
+        explicit Work(int num_layers) : behind(num_layers), fronts(num_layers) {}
+        std::vector<Front<Beyond>> behind;  // by the cut: what lies behind the channel
+        std::vector<Front<Suffix>> fronts;  // by the first layer
     };
-    static constexpr int kWorthThreads = 16;
+
+    // What has to run before a suffix can begin, and before and after it: forwards only, and both.
+    struct Head {
+        double forward, work;
+    };
+
+    static constexpr double kWorthThreads = 1e6;  // steps of a node from which waking threads pays
     static constexpr int kLayersBetweenChecks = 16;
 
-    int index(const SpeedClass& c) const { return static_cast<int>(&c - prices_.classes.data()); }
-
-    // All ways to use up devices of the classes, and which choice leads from which to which.
-    void list_nodes() {
-        const int C = static_cast<int>(prices_.classes.size());
-        std::vector<int> have(C);
-        std::size_t num = 1;
-        for (int c = 0; c < C; ++c) {
-            have[c] = prices_.classes[c].num_devices - (c ? prices_.classes[c - 1].num_devices : 0);
-            num *= have[c] + 1;
-            if (num > 5000000) break;
-        }
-        into_.clear();
-        if (num <= kMaxCountNodes) {
-            std::vector<std::vector<int>> nodes;
-            std::vector<int> used(C, 0);
-            for (;;) {
-                nodes.push_back(used);
-                int c = 0;
-                while (c < C && ++used[c] > have[c]) used[c++] = 0;
-                if (c == C) break;
-            }
-            std::stable_sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) {
-                return std::accumulate(a.begin(), a.end(), 0) < std::accumulate(b.begin(), b.end(), 0);
-            });
-            std::vector<int> index_of(num);
-            const auto code = [&](const std::vector<int>& u) {
-                std::size_t x = 0;
-                for (int c = 0; c < C; ++c) x = x * (have[c] + 1) + u[c];
-                return x;
-            };
-            for (std::size_t n = 0; n < num; ++n) index_of[code(nodes[n])] = static_cast<int>(n);
-            units_.assign(num, 0);
-            into_.assign(num * K_, {});
-            for (std::size_t n = 0; n < num; ++n) {
-                for (int c = 0; c < C; ++c) units_[n] += nodes[n][c] * prices_.classes[c].price;
-                for (int k = 0; k < K_; ++k) {
-                    for (const Choice& choice : choices_[k]) {
-                        std::vector<int> u = nodes[n];
-                        bool fits = true;
-                        for (Demand d : {choice.first, choice.second}) {
-                            for (int c = d.cls; c >= 0 && d.count > 0; --c) {
-                                const int take = std::min(d.count, have[c] - u[c]);
-                                u[c] += take, d.count -= take;
-                            }
-                            fits = fits && d.count == 0;
-                        }
-                        if (fits) into_[static_cast<std::size_t>(index_of[code(u)]) * K_ + k].push_back({static_cast<int>(n), &choice});
-                    }
-                }
-            }
-            return;
-        }
-        num = prices_.total + 1;
-        units_.resize(num);
-        std::iota(units_.begin(), units_.end(), 0);
-        into_.assign(num * K_, {});
-        for (int n = 0; n <= prices_.total; ++n)
-            for (int k = 0; k < K_; ++k)
-                for (const Choice& choice : choices_[k])
-                    if (n + choice.price <= prices_.total) into_[static_cast<std::size_t>(n + choice.price) * K_ + k].push_back({n, &choice});
-    }
-    struct Step { int from; const Choice* choice; };
-    std::vector<std::vector<Step>> into_;
-    std::vector<int> units_;
-    std::size_t kMaxCountNodes = std::getenv("PP_N") ? std::atoi(std::getenv("PP_N")) : 1000;
-
-    void add_size(int k, const BestLinks& best) {
-        const int first = k ? largest_[k - 1] + 1 : 1;
-        smallest_.push_back(first);
-        std::vector<Choice> found;
-        Shares shares{1.0 / largest_[k], 1.0, 0.0};
-        for (int r = first; r <= largest_[k]; ++r) {
-            const Ring ring = make_ring(in_, r, best.ring_rate(r), least_latency_ms_);
-            if (!ring.connected) continue;
-            shares.least = std::min(shares.least, 1.0 / r);
-            for (const SpeedClass& c : prices_.classes)
-                if (r <= c.num_devices) found.push_back({r * c.price, {index(c), r}, {0, 0}, 1.0 / r / c.fastest, ring});
-            const int samples = in_.microbatch_size / r, more = in_.microbatch_size % r;
-            if (samples == 0 || more == 0) continue;
-            const double B = in_.microbatch_size;
-            shares.least = std::min(shares.least, samples / B);
-            for (const SpeedClass& c : prices_.classes)
-                for (const SpeedClass& d : prices_.classes)
-                    if (r <= std::max(c.num_devices, d.num_devices) && more <= d.num_devices)
-                        found.push_back({(r - more) * c.price + more * d.price, {index(c), r - more}, {index(d), more},
-                                         std::max(samples / B / c.fastest, (samples + 1) / B / d.fastest), ring});
-        }
-        std::vector<Choice> kept;
-        for (const Choice& a : found) {
-            if (a.price > prices_.total) continue;
-            bool needed = true;
-            for (const Choice& b : found) {
-                const bool as_good = b.price <= a.price && b.rate <= a.rate && a.first.cls == b.first.cls && (!a.second.count || a.second.cls == b.second.cls) &&
-                                     b.ring.fixed_ms <= a.ring.fixed_ms && b.ring.ms_per_byte <= a.ring.ms_per_byte;
-                const bool same = b.price == a.price && b.rate == a.rate && b.ring.fixed_ms == a.ring.fixed_ms && b.ring.ms_per_byte == a.ring.ms_per_byte;
-                if (as_good && (!same || &b < &a)) needed = false;
-            }
-            if (needed) kept.push_back(a);
-        }
-        choices_.push_back(kept);
-        shares_.push_back(shares);
-    }
-
-    void tabulate_links(const BestLinks& best) {
-        const double best_rate = best.best_rate();
-        links_.resize(static_cast<std::size_t>(K_) * K_);
-        for (int a = 0; a < K_; ++a) {
-            for (int b = 0; b < K_; ++b) {
-                const double rate = best.transfer_rate(smallest_[a], smallest_[b]);
-                LinkSet& set = links_[static_cast<std::size_t>(a) * K_ + b];
-                set.insert(rate > 0 ? Link{least_latency_ms_, 1.0 / rate} : Link{kInfinity, 0.0});
-                if (best_rate > 0) set.insert_best({least_latency_ms_, 1.0 / best_rate});
-            }
+    template <class Task>
+    void for_groups(std::vector<std::unique_ptr<Work>>& work, const Task& task) {
+        const int num = tables_.num_groups();
+        const auto run = [&](int group, int worker) {
+            if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
+            task(group, *work[worker]);
+        };
+        if (static_cast<double>(num) * L_ * L_ < kWorthThreads) {
+            for (int group = 0; group < num; ++group) run(group, 0);
+        } else {
+            pool_.run(num, run);
         }
     }
 
-    // What the layers in front of a cut take at least, by what the stages behind it use.
+    std::size_t at(int node, int cut) const { return static_cast<std::size_t>(node) * L_ + cut; }
+
+    // Adds up layers from `first` on, and calls `visit(cut, stage)` for each end of a stage that
+    // can be part of a plan within the limit, if `ahead_ms` pass before it begins.
+    template <class Visit>
+    void for_stages(const Choice& choice, int first, int last_cut, double ahead_ms,
+                    const Visit& visit) const {
+        double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
+        for (int cut = first + 1; cut <= last_cut; ++cut) {
+            forward_ms += in_.forward_ms.value(cut - 1);
+            backward_ms += in_.backward_ms.value(cut - 1);
+            parameter_bytes += in_.parameter_bytes.value(cut - 1);
+            const StageCosts stage{
+                choice.rate * forward_ms, choice.rate * backward_ms,
+                choice.ring.fixed_ms + choice.ring.ms_per_byte * parameter_bytes};
+            if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead_ms > limit_ms_)
+                return;  // it only grows with the cut
+            visit(cut, stage);
+        }
+    }
+
+    // The least time of a microbatch through the layers before each cut, with what a node leaves.
     void tabulate_heads() {
-        least_channel_.assign(L_, {0.0, 0.0});
-        for (int cut = 1; cut < L_; ++cut) {
-            ChannelCosts least{kInfinity, kInfinity};
-            for (int a = 0; a < K_; ++a) {
-                for (int b = 0; b < K_; ++b) {
-                    if (choices_[a].empty() || choices_[b].empty()) continue;
-                    if (!link(a, b).connected() || !link(b, a).connected()) continue;
-                    const ChannelCosts c = channel(a, b, cut);
-                    least.there = std::min(least.there, c.there), least.back = std::min(least.back, c.back);
-                }
-            }
-            least_channel_[cut] = least;
-        }
-        const int num = static_cast<int>(units_.size());
-        head_.assign(static_cast<std::size_t>(L_) * num, kInfinity);
-        head_forward_.assign(head_.size(), kInfinity);
-        // sums over layers [first, l), by l and by l - first, as far as they are needed
-        std::vector<std::vector<Step>> from(num);  // here `from` is where it leads
-        for (int n = 0; n < num; ++n)
-            for (int k = 0; k < K_; ++k)
-                for (const Step& step : into_[static_cast<std::size_t>(n) * K_ + k])
-                    from[step.from].push_back({n, step.choice});
-        for (int n = num; n-- > 0;) {
+        heads_.assign(at(tables_.num_nodes(), 0), {kInfinity, kInfinity});
+        for (int node = tables_.num_nodes(); node-- > 0;) {
             control_.check();
-            double* head = &head_[static_cast<std::size_t>(n) * L_];
-            double* head_forward = &head_forward_[static_cast<std::size_t>(n) * L_];
-            head[0] = head_forward[0] = 0.0;
-            // Stages of the same target and size differ in speed only.
-            for (const Step& step : from[n]) {
-                const Choice& choice = *step.choice;
-                const double* before = &head_[static_cast<std::size_t>(step.from) * L_];
-                const double* before_forward = &head_forward_[static_cast<std::size_t>(step.from) * L_];
-                for (int l = 1; l < L_; ++l) {
-                    double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
-                    for (int first = l - 1; first >= 0; --first) {
-                        forward_ms += in_.forward_ms.value(first), backward_ms += in_.backward_ms.value(first);
-                        parameter_bytes += in_.parameter_bytes.value(first);
-                        const double f = choice.rate * forward_ms, b = choice.rate * backward_ms;
-                        if (M_ * (f + b) + choice.ring.fixed_ms + choice.ring.ms_per_byte * parameter_bytes > limit_ms_) break;
-                        const ChannelCosts& c = least_channel_[first];
-                        head[l] = std::min(head[l], before[first] + (f + b + c.there + c.back));
-                        head_forward[l] = std::min(head_forward[l], before_forward[first] + (f + c.there));
-                    }
-                }
-            }
+            heads_[at(node, 0)] = {0.0, 0.0};
+            for (int group = 0; group < tables_.num_groups(); ++group)
+                for (const Step& step : tables_.steps(node, group))
+                    extend_heads(step.from, node, tables_.choices()[step.choice]);
         }
     }
 
-    const LinkSet& link(int a, int b) const { return links_[static_cast<std::size_t>(a) * K_ + b]; }
-    ChannelCosts channel(int a, int b, int cut) const {
-        const double least = shares_[a].least * shares_[b].least, even = shares_[a].even * shares_[b].even;
-        const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-        return {link(a, b).transfer_ms(least * output, even * output), link(b, a).transfer_ms(least * gradient, even * gradient)};
+    // The stage stands directly in front of what `node` uses; before it stands what `after` leaves.
+    void extend_heads(int node, int after, const Choice& choice) {
+        for (int first = 0; first < L_ - 1; ++first) {
+            const Head& before = heads_[at(after, first)];
+            if (!(before.work < kInfinity)) continue;
+            const ChannelCosts& channel = tables_.least_channel(first);
+            const double ahead = before.forward + channel.there;
+            const double around = before.work + channel.there + channel.back;
+            for_stages(choice, first, L_ - 1, ahead, [&](int cut, const StageCosts& stage) {
+                Head& least = heads_[at(node, cut)];
+                least.forward = std::min(least.forward, ahead + stage.forward);
+                least.work = std::min(least.work, around + stage.forward + stage.backward);
+            });
+        }
     }
 
-    void fill_front(int node, int k, Work& work, Rows<Suffix>& rows) {
-        rows.points.clear();
+    // The fronts of all suffixes that lead to the node, with a first stage of the group.
+    void fill_row(int node, int group, Work& work, Row<Suffix>& row) {
         for (Front<Suffix>& front : work.fronts) front.clear();
-        for (const Step& step : into_[static_cast<std::size_t>(node) * K_ + k]) {
-            const Choice& choice = *step.choice;
-            const int before_node = step.from;
-            const Rows<Beyond>& behind = behind_[static_cast<std::size_t>(before_node) * K_ + k];
-            const bool may_end = before_node == 0;
-            if (!may_end && !behind.alive()) continue;
-            for (int l = 0; l < L_; ++l) {
-                if (l % kLayersBetweenChecks == 0) control_.check();
-                double head_forward = head_forward_[static_cast<std::size_t>(node) * L_ + l], head = head_[static_cast<std::size_t>(node) * L_ + l];
-                if (head == kInfinity) continue;
-                if (l) head_forward += least_channel_[l].there, head += least_channel_[l].there + least_channel_[l].back;
-                Front<Suffix>& front = work.fronts[l];
-                const auto keep = [&](Suffix value) {
-                    if (three_) value.forward = value.backward = value.behind = 0.0;
-                    if (value.last_backward + head > limit_ms_ || value.last_reduce + head_forward > limit_ms_) return;
-                    front.insert(value, {}, limits_.capacity, Overflow::kMerge);
-                };
-                double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
-                for (int cut = l + 1; cut <= L_; ++cut) {
-                    forward_ms += in_.forward_ms.value(cut - 1);
-                    backward_ms += in_.backward_ms.value(cut - 1);
-                    parameter_bytes += in_.parameter_bytes.value(cut - 1);
-                    const StageCosts stage{choice.rate * forward_ms, choice.rate * backward_ms,
-                                           choice.ring.fixed_ms + choice.ring.ms_per_byte * parameter_bytes};
-                    if (M_ * (stage.forward + stage.backward) + stage.all_reduce + head_forward > limit_ms_) break;
-                    if (M_ * (stage.forward + stage.backward) + head > limit_ms_) break;
-                    if (cut == L_) {
-                        if (may_end) keep(last_stage(stage, M_));
-                        break;
-                    }
-                    if (!behind.alive()) continue;
-                    for (int p = behind.begin[cut]; p < behind.begin[cut + 1]; ++p)
-                        keep(before(stage, behind.points[p], M_));
-                }
+        for (const Step& step : tables_.steps(node, group)) {
+            const Row<Beyond>& behind = behind_[at_group(step.from, group)];
+            if (step.from > 0 && !behind.alive()) continue;
+            for (int first = 0; first < L_; ++first) {
+                if (first % kLayersBetweenChecks == 0) control_.check();
+                put_in_front(tables_.choices()[step.choice], first, step.from == 0, behind,
+                             heads_[at(node, first)], work.fronts[first]);
             }
         }
-        rows.begin.assign(L_ + 1, 0);
-        for (int l = 0; l < L_; ++l) {
-            rows.begin[l] = static_cast<int>(rows.points.size());
-            for (int p = 0; p < work.fronts[l].size(); ++p) rows.points.push_back(work.fronts[l][p].value);
-        }
-        rows.begin[L_] = static_cast<int>(rows.points.size());
-        for (int p = rows.begin[0]; p < rows.begin[1]; ++p) least_ms_[k] = std::min(least_ms_[k], rows.points[p].last_reduce);
+        row.take(work.fronts);
+        for (int k = row.begin[0]; k < row.begin[1]; ++k)
+            least_ms_[group] = std::min(least_ms_[group], row.points[k].last_reduce);
     }
 
-    void fill_behind(int node, int k, const std::vector<Rows<Suffix>>& rows, Work& work) {
+    void put_in_front(const Choice& choice, int first, bool may_end, const Row<Beyond>& behind,
+                      Head head, Front<Suffix>& front) {
+        if (!(head.work < kInfinity)) return;
+        const ChannelCosts& channel = tables_.least_channel(first);
+        head.forward += channel.there;
+        head.work += channel.there + channel.back;
+        const auto keep = [&](const Suffix& value) {
+            if (value.last_backward + head.work <= limit_ms_ &&
+                value.last_reduce + head.forward <= limit_ms_)
+                front.insert(value, {}, capacity_, Overflow::kMerge);
+        };
+        for_stages(choice, first, L_, head.forward, [&](int cut, const StageCosts& stage) {
+            if (cut == L_) {
+                if (may_end) keep(last_stage(stage, M_));
+            } else if (behind.alive()) {
+                for (int k = behind.begin[cut]; k < behind.begin[cut + 1]; ++k)
+                    keep(before(stage, behind.points[k], M_));
+            }
+        });
+    }
+
+    // For each cut the front of what lies behind the channel from a stage of the group.
+    void fill_behind(int node, int group, const std::vector<Row<Suffix>>& rows, Work& work) {
         for (Front<Beyond>& front : work.behind) front.clear();
-        if (choices_[k].empty()) return;
-        bool any = false;
-        for (int next = 0; next < K_; ++next) {
-            const Rows<Suffix>& rest = rows[next];
-            if (!rest.alive() || !link(k, next).connected() || !link(next, k).connected()) continue;
+        for (int next = 0; next < tables_.num_groups(); ++next) {
+            const Row<Suffix>& rest = rows[next];
+            if (!rest.alive() || !tables_.connected(group, next)) continue;
             control_.check();
             for (int cut = 1; cut < L_; ++cut) {
                 if (rest.begin[cut] == rest.begin[cut + 1]) continue;
-                const ChannelCosts c = channel(k, next, cut);
-                if (M_ * channel_busy_ms(c, in_.half_duplex) > limit_ms_) continue;
-                const std::size_t index = static_cast<std::size_t>(node) * L_ + cut;
-                for (int p = rest.begin[cut]; p < rest.begin[cut + 1]; ++p) {
-                    const Beyond value = behind_channel(rest.points[p], c, M_, in_.half_duplex);
-                    if (value.busy + head_[index] > limit_ms_ || value.last_reduce + head_forward_[index] > limit_ms_) continue;
-                    work.behind[cut].insert(value, {}, limits_.capacity, Overflow::kMerge);
-                    any = true;
+                const ChannelCosts channel = tables_.channel(group, next, cut);
+                if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
+                const Head& head = heads_[at(node, cut)];
+                for (int k = rest.begin[cut]; k < rest.begin[cut + 1]; ++k) {
+                    const Beyond value = behind_channel(rest.points[k], channel, M_, in_.half_duplex);
+                    if (value.busy + head.work <= limit_ms_ &&
+                        value.last_reduce + head.forward <= limit_ms_)
+                        work.behind[cut].insert(value, {}, capacity_, Overflow::kMerge);
                 }
             }
         }
-        if (!any) return;
-        Rows<Beyond>& result = behind_[static_cast<std::size_t>(node) * K_ + k];
-        result.begin.resize(L_ + 2);
-        for (int cut = 0; cut <= L_; ++cut) {
-            result.begin[cut] = static_cast<int>(result.points.size());
-            for (int p = 0; p < work.behind[cut].size(); ++p) result.points.push_back(work.behind[cut][p].value);
-        }
-        result.begin[L_ + 1] = static_cast<int>(result.points.size());
+        behind_[at_group(node, group)].take(work.behind);
     }
 
-    const bool three_ = std::getenv("PP_3") != nullptr;
+    std::size_t at_group(int node, int group) const {
+        return static_cast<std::size_t>(node) * tables_.num_groups() + group;
+    }
+
     const Instance& in_;
-    const DpLimits limits_;
-    Pool& pool_;
-    Control& control_;
+    const RelaxedTables& tables_;
+    const int capacity_;
     const int L_;
     const double M_;
     const double limit_ms_;
-    const Prices prices_;
-    const std::vector<int> largest_;
-    const int K_;
-    std::vector<int> smallest_;
-    double least_latency_ms_;
-    std::vector<std::vector<Choice>> choices_;  // [size]
-    std::vector<Shares> shares_;                // [size]
-    std::vector<LinkSet> links_;                // [size][size]
-    std::vector<ChannelCosts> least_channel_;   // [cut]
-    std::vector<double> head_, head_forward_;   // [cut][price]
-    std::vector<Rows<Beyond>> behind_;          // [node][size]
-    std::vector<double> least_ms_;              // [size]
+    Pool& pool_;
+    Control& control_;
+    std::vector<double> least_ms_;     // [group]
+    std::vector<Row<Beyond>> behind_;  // [node][group]
+    std::vector<Head> heads_;          // [node][cut]
 };
 
-double env(const char* name, double otherwise) {
-    const char* value = std::getenv(name);
-    return value ? std::atof(value) : otherwise;
+// What all runs together may take, and how far they go. A step takes about a nanosecond.
+constexpr double kAllSteps = 2e8;
+constexpr int kMostRuns = 24, kFewestRuns = 4;
+constexpr double kFirstRise = 1.06, kCloseEnough = 1.005;
+
+double steps_of_a_run(const Instance& in, const RelaxedTables& tables) {
+    double num_steps = 0.0;
+    for (int node = 0; node < tables.num_nodes(); ++node)
+        for (int group = 0; group < tables.num_groups(); ++group)
+            num_steps += static_cast<double>(tables.steps(node, group).size());
+    return num_steps * in.num_layers * in.num_layers / 4;
+}
+
+// Classes of speeds for so many nodes that a run takes about a tenth of all steps.
+DeviceBudget affordable_classes(const Instance& in) {
+    constexpr double kMostNodes = 1000, kChoicesPerDevice = 3;
+    const double steps_of_a_node =
+        kChoicesPerDevice * in.num_devices * in.num_layers * in.num_layers / 4;
+    return DeviceBudget::by_class(in.speed, std::min(kMostNodes, kAllSteps / 10 / steps_of_a_node));
+}
+
+// Raises `proved_ms`, below which no plan is known to be, as far as these tables allow.
+double raise_bound(const Instance& in, const RelaxedTables& tables, double proved_ms,
+                   const DpLimits& limits, Pool& pool, Control& control) {
+    const double affordable = kAllSteps / steps_of_a_run(in, tables);
+    const int capacity =
+        std::max(1, static_cast<int>(std::min<double>(limits.capacity, affordable / 2)));
+    const auto run = [&](double limit_ms) {
+        return RelaxedRun(in, tables, capacity, limit_ms, pool, control).least_ms();
+    };
+    if (!(proved_ms > 0) || !(limits.limit_ms < kInfinity) || affordable < kFewestRuns)
+        return std::max(proved_ms, run(limits.limit_ms));
+    double open_ms = kInfinity, rise = kFirstRise;
+    for (int runs = static_cast<int>(std::min<double>(affordable, kMostRuns)); runs > 0; --runs) {
+        const bool found_one = open_ms < kInfinity;
+        if (found_one && open_ms <= proved_ms * kCloseEnough) break;
+        const double limit_ms = found_one ? std::sqrt(proved_ms * open_ms)
+                                          : std::min(proved_ms * rise, limits.limit_ms);
+        const double least_ms = run(limit_ms);
+        if (least_ms <= proved_ms && !found_one) break;  // others know more than these tables
+        proved_ms = std::max(proved_ms, least_ms);
+        if (least_ms < limit_ms) open_ms = limit_ms;
+        else if (limit_ms == limits.limit_ms) break;
+        else rise = 1 + 1.5 * (rise - 1);
+    }
+    return proved_ms;
 }
 
 }  // namespace
 
-double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
+double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control) {
-    const BestLinks best(instance, max_levels, control);
-    Prices prices = make_prices(instance.speed, env("PP_C", 16), env("PP_P", 96), env("PP_G", 1.0));
-    RelaxedBound bound(instance, buckets, max_levels, limits, best, std::move(prices), pool, control);
-    return bound.run();
+    const BestLinks best(in, max_levels, control);
+    double speed = 0.0;
+    for (double one : in.speed) speed += one;
+    const double work_ms = in.num_microbatches * (in.forward_sum.back() + in.backward_sum.back());
+    double proved_ms = std::min(limits.limit_ms, work_ms / speed);
+    const DeviceBudget counted = affordable_classes(in);
+    const auto raise = [&](const DeviceBudget& budget, bool must) {
+        for (bool every_size : {true, false}) {
+            const RelaxedTables tables(in, buckets, best, budget, every_size);
+            const bool affordable = steps_of_a_run(in, tables) * kFewestRuns <= kAllSteps;
+            if (!affordable && (every_size || !must)) continue;
+            proved_ms = raise_bound(in, tables, proved_ms, limits, pool, control);
+            return;
+        }
+    };
+    if (!counted.is_exact()) raise(DeviceBudget::by_price(in.speed, 96, 16), false);
+    raise(counted, true);
+    return proved_ms;
 }
 
 }  // namespace pipeplan
