@@ -46,7 +46,7 @@ class RelaxedTables {
     // `every_size`: whether each size of a group has choices of its own, which takes longer.
     RelaxedTables(const Instance& in, const std::vector<int>& buckets, const BestLinks& best,
                   const DeviceBudget& budget, bool every_size)
-        : in_(in), budget_(budget), latency_ms_(least_latency_ms(in)) {
+        : in_(in), budget_(budget), samples_(in.microbatch_size), latency_ms_(least_latency_ms(in)) {
         for (std::size_t k = 0; k < buckets.size(); ++k)
             add_group(k ? buckets[k - 1] + 1 : 1, buckets[k], best, every_size);
         tabulate_links(best);
@@ -89,9 +89,8 @@ class RelaxedTables {
         for (int size = smallest; size <= largest; ++size) {
             const Ring ring = make_ring(in_, size, best.ring_rate(size), latency_ms_);
             if (!ring.connected) continue;
-            const int fewer = in_.microbatch_size / size, more = in_.microbatch_size % size;
-            if (fewer > 0 && more > 0)
-                shares.least = std::min(shares.least, fewer / double(in_.microbatch_size));
+            if (num_with_more_samples(in_, size) > 0)
+                shares.least = std::min(shares.least, fewest_samples(size) / samples_);
             for (int c = 0; c < num_classes && (every_size || smallest == largest); ++c)
                 add_choices(group, size, c, ring);
         }
@@ -109,17 +108,17 @@ class RelaxedTables {
         const std::vector<SpeedClass>& classes = budget_.classes();
         double best = even_shares(size, classes[c].fastest).compute_rate;
         add_choice({group, {c, size}, {0, 0}, best, ring});
-        const int fewer = in_.microbatch_size / size, more = in_.microbatch_size % size;
-        if (fewer == 0 || more == 0) return;
-        const double samples = in_.microbatch_size;
-        for (int d = c - 1; d >= 0; --d) {
-            const double rate = std::max(fewer / samples / classes[c].fastest,
-                                         (fewer + 1) / samples / classes[d].fastest);
+        const int fewer = fewest_samples(size), more = num_with_more_samples(in_, size);
+        for (int d = c - 1; d >= 0 && more > 0; --d) {
+            const double rate = std::max(fewer / samples_ / classes[c].fastest,
+                                         (fewer + 1) / samples_ / classes[d].fastest);
             if (!(rate < best)) continue;
             best = rate;
             add_choice({group, {c, size - more}, {d, more}, rate, ring});
         }
     }
+
+    int fewest_samples(int size) const { return in_.microbatch_size / size; }
 
     void add_choice(const Choice& choice) {
         if (use(0, choice) >= 0) choices_.push_back(choice);
@@ -177,6 +176,7 @@ class RelaxedTables {
 
     const Instance& in_;
     const DeviceBudget& budget_;
+    const double samples_;     // of a microbatch
     const double latency_ms_;  // the least of all links
     std::vector<SizeGroup> groups_;
     std::vector<Choice> choices_;
