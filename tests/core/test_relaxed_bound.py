@@ -264,3 +264,54 @@ def test_each_fast_device_serves_once():
     cost = CostModel(model, replace(cluster, latency_us=0.0))
     # Alone on the fast device 4 * 4 / 4; with a second stage on a slow one 4 * 2 and more.
     assert relaxed(cost, 4) == pytest.approx(4.0)
+
+
+def known_ms(cost, stages, num_microbatches) -> float:
+    costs = cost.pipeline_costs(stages)
+    return min(SCHEDULES[rule](costs, num_microbatches).iteration_ms for rule in PORTFOLIO)
+
+
+def one_layer_each(sets) -> tuple[Stage, ...]:
+    return tuple(Stage(layers=range(n, n + 1), devices=tuple(d)) for n, d in enumerate(sets))
+
+
+@pytest.mark.parametrize("num_devices", [10, 12, 18])
+def test_all_devices_can_be_paid_for(num_devices):
+    """Each layer suits just one device, and all are needed. Prices are the speeds."""
+    speeds = [2.0 + u for u in range(num_devices)]
+    order = random.Random(num_devices).sample(range(num_devices), num_devices)
+    model = model_of(*[(10 * speeds[u], 0, 1e15) for u in order])
+    rates = [[1e3] * num_devices] * num_devices
+    cluster = uneven_cluster(random.Random(0), speeds, rates)
+    cost = CostModel(model, replace(cluster, latency_us=0.0))
+    known = known_ms(cost, one_layer_each([u] for u in order), 64)
+    sizes = np.arange(1, num_devices + 1, dtype=np.int32)
+    for factor in (1.001, 1.3):
+        limit_ms = known * factor
+        bound = _core.relaxed_bound(cost.kernel_instance(64), sizes, 8, limit_ms, 1)
+        assert bound <= known * (1 + 1e-9)
+
+
+def test_four_devices_that_send_to_four_are_found_among_forty():
+    """Just these links are fast, those back twice as fast; sets of three do not show them all."""
+    rates = [[1e-3] * 40 for _ in range(40)]
+    for u, v in itertools.product(range(4), range(4, 8)):
+        rates[u][v], rates[v][u] = 10.0, 20.0
+    cost = CostModel(model_of((10, 1.6e8, 0), (10, 0, 0)), cluster_of(rates), max_replicas=4)
+    known = known_ms(cost, one_layer_each([range(4), range(4, 8)]), 2)
+    sizes = np.arange(1, 41, dtype=np.int32)
+    bound = _core.relaxed_bound(cost.kernel_instance(2), sizes, 8, known * 1.2, 1)
+    assert known * 0.98 <= bound <= known * (1 + 1e-9)
+
+
+def test_groups_of_sizes_take_their_fewest_devices():
+    """So many layers that sizes of a group have no choices of their own."""
+    cost = CostModel(model_of(*[(1, 0, 1e8)] * 520), cluster_of([[1.0] * 40] * 40))
+    halves = (
+        Stage(layers=range(260), devices=tuple(range(20))),
+        Stage(layers=range(260, 520), devices=tuple(range(20, 40))),
+    )
+    known = known_ms(cost, halves, 4)
+    sizes = np.array([1, 2, 40], dtype=np.int32)
+    bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 1, known * 1.5, 1)
+    assert bound <= known * (1 + 1e-9)
