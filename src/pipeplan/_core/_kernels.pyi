@@ -122,4 +122,5 @@ def local_search(
     target_ms: float,
     num_threads: int,
     deadline: float = ...,
+    known_ms: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...

@@ -257,14 +257,16 @@ std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& pl
 
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
                          std::uint64_t seed, double budget, double target_ms, int num_threads,
-                         double deadline) {
+                         double deadline, double known_ms) {
     for (const PlacedPlan& start : starts)
         require(start.fits(instance), "starts: a plan was made for another instance");
     require(budget >= 0 && budget < 1e18, "budget: is not within 0..1e18");
     require_not_nan(target_ms, "target_ms: is not a number");
+    require_not_nan(known_ms, "known_ms: is not a number");
     std::vector<SearchResult> found =
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            return local_search(instance, starts, seed, budget, target_ms, pool, control);
+            return local_search(instance, starts, seed, budget, target_ms, known_ms, pool,
+                                control);
         });
     nb::list result;
     for (SearchResult& one : found)
@@ -314,5 +316,5 @@ NB_MODULE(_kernels, m) {
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
-          "target_ms"_a, "num_threads"_a, "deadline"_a = never);
+          "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity);
 }
