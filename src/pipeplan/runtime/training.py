@@ -122,8 +122,6 @@ class Pipeline(SavedTraining):
             )
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
         settings = ReplicaSettings(
             layers=layers,
@@ -141,8 +139,7 @@ class Pipeline(SavedTraining):
         self._take_place(device_name, real_hosts, compares_batches=compare_batches)
         store = _make_store()
         names = self._placement.rank_names(dist.get_world_size())
-        options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(store, self.rank, names, options)
+        self._watchdog = Watchdog(store, self.rank, names, watchdog or WatchdogOptions())
         with in_set_up(self._watchdog):
             groups = plan_groups(model, param_groups_fn) if param_groups_fn is not None else None
             self._set_up_stage(model, settings)
@@ -173,6 +170,8 @@ class Pipeline(SavedTraining):
         compares_batches: bool,
     ) -> None:
         """Find out which device of the plan this rank is."""
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
@@ -234,8 +233,7 @@ class Pipeline(SavedTraining):
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        mode = Mode.TRAINING if update else Mode.ACCUMULATION
-        blocks, stats = self._begin(batch, targets, mode)
+        blocks, stats = self._begin(batch, targets, Mode.TRAINING, reduces=update)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -269,7 +267,7 @@ class Pipeline(SavedTraining):
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, mode: Mode
+        self, batch: Any, targets: Any, mode: Mode, *, reduces: bool = True
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
@@ -283,10 +281,18 @@ class Pipeline(SavedTraining):
         )
         if self._replica is None:
             return None, stats
-        return self._make_blocks(self._replica, batch, targets, agreed, stats), stats
+        blocks = self._make_blocks(self._replica, batch, targets, agreed, stats, reduces=reduces)
+        return blocks, stats
 
     def _make_blocks(
-        self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
+        self,
+        replica: Replica,
+        batch: Any,
+        targets: Any,
+        agreed: Agreed,
+        stats: torch.Tensor,
+        *,
+        reduces: bool,
     ) -> StepBlocks:
         """The blocks of a step, with what they need."""
         rows, routing = agreed.rows, self._route(agreed.rows)
@@ -298,7 +304,7 @@ class Pipeline(SavedTraining):
         total_weight = self._total_weight(targets, rows)
         return StepBlocks(
             step=self.num_batches,
-            reduces=agreed.mode is Mode.TRAINING,
+            reduces=reduces,
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
