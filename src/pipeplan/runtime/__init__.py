@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
     from pipeplan.runtime.batches import Whole
+    from pipeplan.runtime.extra_losses import add_loss, collect_losses
     from pipeplan.runtime.step_results import StepResult
     from pipeplan.runtime.supervision.launching import join_ranks
     from pipeplan.runtime.supervision.watchdog import WatchdogOptions
@@ -26,6 +27,8 @@ __all__ = [
     "StepResult",
     "WatchdogOptions",
     "Whole",
+    "add_loss",
+    "collect_losses",
     "join_ranks",
 ]
 
@@ -37,6 +40,8 @@ _MODULE_OF = {
     "StepResult": "pipeplan.runtime.step_results",
     "WatchdogOptions": "pipeplan.runtime.supervision.watchdog",
     "Whole": "pipeplan.runtime.batches",
+    "add_loss": "pipeplan.runtime.extra_losses",
+    "collect_losses": "pipeplan.runtime.extra_losses",
     "join_ranks": "pipeplan.runtime.supervision.launching",
 }
 

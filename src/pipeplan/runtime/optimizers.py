@@ -15,6 +15,12 @@ from torch import nn
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import CheckpointError, RuntimeMismatchError
 from pipeplan.runtime.checkpoints.plain_data import encode
+from pipeplan.runtime.parameters import (
+    all_parameters,
+    find_loss_module,
+    first_names,
+    require_own_parameters,
+)
 
 __all__ = ["OptimizerFn", "ParamGroupsFn", "ParameterGroups", "make_optimizer", "plan_groups"]
 
@@ -34,12 +40,20 @@ class ParameterGroups:
     """The group of each parameter, by its first name."""
 
 
-def plan_groups(model: nn.Module, groups_fn: ParamGroupsFn) -> ParameterGroups:
-    """Put parameters with equal options into one group; groups are in the order of parameters."""
+def plan_groups(
+    model: nn.Module, loss_fn: Any, groups_fn: ParamGroupsFn | None
+) -> ParameterGroups | None:
+    """Put parameters with equal options into one group; groups are in the order of parameters.
+
+    The loss function's own parameters, if it is a module, come last. None without `groups_fn`.
+    """
+    if groups_fn is None:
+        return None
     options: dict[str, dict[str, Any]] = {}
     group_of: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+    first_name_of = first_names(model, find_loss_module(model, loss_fn))
+    for name, parameter in all_parameters(model, find_loss_module(model, loss_fn)):
+        if parameter.requires_grad and first_name_of[name] == name:
             found = _options(groups_fn(name, parameter), name)
             key = _key(found, name)
             options.setdefault(key, found)
@@ -78,17 +92,22 @@ def make_optimizer(
     A rank without parameters gets an optimizer, too: of a parameter without elements.
     """
     if groups is None:
-        return _made(optimizer_fn, list(parameters.values()) or [nn.Parameter(torch.empty(0, 0))])
+        params = list(parameters.values()) or [nn.Parameter(torch.empty(0, 0))]
+        optimizer = _made(optimizer_fn, params)
+        require_own_parameters(optimizer, params)
+        return optimizer
     members: list[list[nn.Parameter]] = [[] for _ in groups.options]
     for name, parameter in parameters.items():
         members[groups.group_of[name]].append(parameter)
-    return _made(
+    optimizer = _made(
         optimizer_fn,
         [
             {**options, "params": params}
             for options, params in zip(groups.options, members, strict=True)
         ],
     )
+    require_own_parameters(optimizer, list(parameters.values()))
+    return optimizer
 
 
 def _made(optimizer_fn: OptimizerFn, params: list[Any]) -> torch.optim.Optimizer:

@@ -39,6 +39,8 @@ class StepBlocks:
     targets: Any
     loss: LossTerms | None
     """None except on the last stage."""
+    num_rows: int
+    """The rows of the batch, on all ranks."""
     total_weight: float
     """The weight of all targets of the batch."""
     gradient_scale: float
@@ -82,8 +84,12 @@ class StepBlocks:
         if self.replica.module.needs_inputs:
             inputs = select_rows(self.call, rows, self.device)
         call = (self.step, microbatch, arrival.tensors, arrival.template, inputs)
+        row_share = len(rows) / self.num_rows
         if self.loss is None:
-            tensors, template = runner.forward(*call)
+            tensors, template = runner.forward(
+                *call, row_share=row_share, gradient_scale=self.gradient_scale
+            )
+            self.stats[0] += runner.extra_loss
             have_gradient = runner.have_gradient(tensors)
             self.exchange.send_output(microbatch, tensors, have_gradient, template)
             return
@@ -94,10 +100,12 @@ class StepBlocks:
             weight = self.loss.weight(chosen, len(rows))
             targets = select_rows(self.targets, rows, self.device)
         share = weight / self.total_weight if self.total_weight else 0.0
-        self.stats.add_(runner.forward_last(*call, targets, share, self.gradient_scale))
+        self.stats.add_(
+            runner.forward_last(*call, targets, share, self.gradient_scale, row_share=row_share)
+        )
+        self.stats[0] += runner.extra_loss
 
     def _run_backward(self, microbatch: int, arrival: Arrival, *, is_last: bool) -> None:
-        if is_last and self.reduces:
-            self.replica.reducer.expect_last()
+        self.replica.reducer.begin_backward(is_last=is_last and self.reduces)
         gradients = self.replica.runner.backward(microbatch, arrival.gradients)
         self.exchange.send_gradients(microbatch, gradients)

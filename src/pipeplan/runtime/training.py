@@ -9,7 +9,6 @@ It computes what ordinary training with the whole batch on one device computes, 
 """
 
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
@@ -30,12 +28,14 @@ from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
+    ParameterGroups,
     ParamGroupsFn,
     make_optimizer,
     plan_groups,
 )
-from pipeplan.runtime.parameters import first_names, share_statistics
+from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
+from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
@@ -45,13 +45,19 @@ from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
+    in_collective,
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.meeting import meeting_ranks, open_store
+from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
+from pipeplan.runtime.verification.nan_note import NanNote
+from pipeplan.runtime.verification.verdict import can_verify
 
 __all__ = ["Pipeline"]
 
@@ -87,6 +93,9 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        verify: "first-step" compares each stage with the whole model before anything is trained, on
+            a few rows of the first batch. Until then, the first replica of each stage keeps the
+            whole model. "off" leaves that out.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -115,6 +124,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -131,24 +141,17 @@ class Pipeline(SavedTraining):
             seed=seed,
             receive_ahead=receive_ahead,
             bucket_bytes=bucket_bytes,
+            verifies=can_verify(model, verify, self.rank),
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._take_place(device_name, real_hosts, compares_batches=compare_batches)
-        store = _make_store()
-        names = self._placement.rank_names(dist.get_world_size())
-        self._watchdog = Watchdog(store, self.rank, names, watchdog or WatchdogOptions())
+        self._join(device_name, real_hosts, watchdog, compares_batches=compare_batches)
         with in_set_up(self._watchdog):
-            groups = plan_groups(model, param_groups_fn) if param_groups_fn is not None else None
+            groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, settings)
-            replica = self._replica
-            self.optimizer = make_optimizer(optimizer_fn, replica.named if replica else {}, groups)
-            """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
-            schedulers are alike everywhere."""
-            self._updater.take_up(self.optimizer, replica)
-            self._set_up_keeping(seed)
+            self._set_up_training(optimizer_fn, groups, settings)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -160,7 +163,28 @@ class Pipeline(SavedTraining):
         self._batch_rows = 0
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
+
+    def _join(
+        self,
+        device_name: str | None,
+        real_hosts: Mapping[str, str] | None,
+        watchdog: WatchdogOptions | None,
+        *,
+        compares_batches: bool,
+    ) -> None:
+        """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
+        options = watchdog or WatchdogOptions()
+        with meeting_ranks(options):
+            run = agree_on_run()
+            self._take_place(device_name, real_hosts, compares_batches=compares_batches)
+        names = self._placement.rank_names(dist.get_world_size())
+        self._watchdog = Watchdog(
+            open_store(run.name), self.rank, names, options, key=run.key, processes=run.processes
+        )
 
     def _take_place(
         self,
@@ -170,8 +194,6 @@ class Pipeline(SavedTraining):
         compares_batches: bool,
     ) -> None:
         """Find out which device of the plan this rank is."""
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
@@ -187,7 +209,7 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        self.first_name_of = first_names(model)
+        self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, self.first_name_of, settings
@@ -198,6 +220,21 @@ class Pipeline(SavedTraining):
             self.model = self._replica.module.model
             named = self.model.named_parameters()
             self._frozen = {name: p for name, p in named if not p.requires_grad}
+
+    def _set_up_training(
+        self, optimizer_fn: OptimizerFn, groups: ParameterGroups | None, settings: ReplicaSettings
+    ) -> None:
+        """Make the optimizer, and what comes before the first step and after each one."""
+        replica, first = self._replica, self.first_name_of
+        named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+        self.optimizer = make_optimizer(optimizer_fn, named, groups)
+        """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
+        schedulers are alike everywhere."""
+        self._updater.take_up(self.optimizer, replica)
+        self._first_step = FirstStep(
+            self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+        )
+        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
@@ -211,7 +248,7 @@ class Pipeline(SavedTraining):
         these batches as on one larger batch.
         """
         self._keeper.warn_of_waiting()
-        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        loss = self._run_with_others("step", lambda: self._train(batch, targets, update))
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
@@ -219,17 +256,13 @@ class Pipeline(SavedTraining):
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._run_with_others(lambda: self._evaluate(batch, targets))
+        return self._run_with_others("evaluate", lambda: self._evaluate(batch, targets))
 
-    def _run_with_others(self, run: Callable[[], float]) -> float:
+    def _run_with_others(self, name: str, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
         device = self._transport.device
-        cuda_devices = [device.index or 0] if device.type == "cuda" else []
-        try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
-                return run()
-        finally:
-            self._watchdog.enter(State.OUTSIDE)
+        with in_step(self._watchdog, name), keeping_random_state(device):
+            return run()
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
@@ -244,6 +277,7 @@ class Pipeline(SavedTraining):
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
@@ -262,6 +296,7 @@ class Pipeline(SavedTraining):
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
@@ -275,6 +310,8 @@ class Pipeline(SavedTraining):
         if mode is not Mode.EVALUATION:
             require_frozen(self._frozen)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
+        self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
+        self._watchdog.batch_key = agreed.key
         self._batch_rows, self._events = agreed.rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -309,6 +346,7 @@ class Pipeline(SavedTraining):
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
             rows=routing.rows,
+            num_rows=rows,
             call=call,
             targets=targets,
             loss=self._loss if self._is_last else None,
@@ -330,6 +368,8 @@ class Pipeline(SavedTraining):
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
+        if self._is_last and not self.replica and self._replica is not None:
+            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
@@ -361,7 +401,8 @@ class Pipeline(SavedTraining):
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(trace, everyone if self.rank == 0 else None)
+        with in_collective(self._watchdog, "write_trace"):
+            dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
 
@@ -386,11 +427,3 @@ class Pipeline(SavedTraining):
         elif error is not None:
             blame_for_error(self._watchdog, error)
         self.close()
-
-
-def _make_store() -> Any:
-    """A client of the ranks' store, with a prefix of its own."""
-    name: list[Any] = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, src=0)
-    store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
