@@ -132,8 +132,6 @@ class Pipeline(SavedTraining):
             )
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
         settings = ReplicaSettings(
             layers=layers,
@@ -176,6 +174,8 @@ class Pipeline(SavedTraining):
         compares_batches: bool,
     ) -> None:
         """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
         options = watchdog or WatchdogOptions()
         with meeting_ranks(options):
             run = agree_on_run()
@@ -266,8 +266,7 @@ class Pipeline(SavedTraining):
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        mode = Mode.TRAINING if update else Mode.ACCUMULATION
-        blocks, stats = self._begin(batch, targets, mode)
+        blocks, stats = self._begin(batch, targets, Mode.TRAINING, reduces=update)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -303,7 +302,7 @@ class Pipeline(SavedTraining):
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, mode: Mode
+        self, batch: Any, targets: Any, mode: Mode, *, reduces: bool = True
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
@@ -319,10 +318,18 @@ class Pipeline(SavedTraining):
         )
         if self._replica is None:
             return None, stats
-        return self._make_blocks(self._replica, batch, targets, agreed, stats), stats
+        blocks = self._make_blocks(self._replica, batch, targets, agreed, stats, reduces=reduces)
+        return blocks, stats
 
     def _make_blocks(
-        self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
+        self,
+        replica: Replica,
+        batch: Any,
+        targets: Any,
+        agreed: Agreed,
+        stats: torch.Tensor,
+        *,
+        reduces: bool,
     ) -> StepBlocks:
         """The blocks of a step, with what they need."""
         rows, routing = agreed.rows, self._router.route(agreed.rows)
@@ -334,7 +341,7 @@ class Pipeline(SavedTraining):
         total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
         return StepBlocks(
             step=self.num_batches,
-            reduces=agreed.mode is Mode.TRAINING,
+            reduces=reduces,
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
