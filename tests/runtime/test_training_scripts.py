@@ -536,7 +536,7 @@ def test_groups_are_made_of_plain_options():
         ({"lr": print}, "is a builtins.builtin_function_or_method"),
     ):
         with pytest.raises(RuntimeMismatchError, match=f"param_groups_fn: .*{reason}"):
-            plan_groups(model, lambda name, parameter, found=found: found)
+            plan_groups(model, None, lambda name, parameter, found=found: found)
     with pytest.raises(RuntimeMismatchError, match="optimizer_fn: returned a list"):
         make_optimizer(list, {}, None)
     for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.Muon):

@@ -157,16 +157,9 @@ class Pipeline(SavedTraining):
         with in_set_up(self._watchdog):
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, store, settings)
-            replica, first = self._replica, self.first_name_of
-            named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
-            self.optimizer = make_optimizer(optimizer_fn, named, groups)
-            """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
-            schedulers are alike everywhere."""
-            self._updater.take_up(self.optimizer, replica)
-            self._first_step = FirstStep(
-                self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+            self._set_up_training(
+                lambda named: make_optimizer(optimizer_fn, named, groups), settings
             )
-            self._set_up_keeping(seed)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -202,6 +195,18 @@ class Pipeline(SavedTraining):
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
             self.model = self._replica.module.model
+
+    def _set_up_training(self, make: OptimizerFn, settings: ReplicaSettings) -> None:
+        replica, first = self._replica, self.first_name_of
+        named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+        self.optimizer = make(named)
+        """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
+        schedulers are alike everywhere."""
+        self._updater.take_up(self.optimizer, replica)
+        self._first_step = FirstStep(
+            self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+        )
+        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
