@@ -30,9 +30,9 @@ def train(folder):
     """Goes on from the last checkpoint, saves every second step, writes each loss down."""
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
+    join_ranks()  # a rank that is lost before is one that never comes
     (folder / f"pid-{rank}.part").write_text(str(os.getpid()))
     (folder / f"pid-{rank}.part").rename(folder / f"pid-{rank}")
-    join_ranks()
     torch.manual_seed(0)
     plan = cut_plan(list("01234"), [0, 1, 3], [1, 1, 1], 2, 4)
     optimizer_fn = lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9)  # noqa: E731
@@ -158,8 +158,8 @@ def disturb(launch, rng, number):
     victim, moment = rng.randrange(NUM_RANKS), rng.random()
     for rank in range(NUM_RANKS):
         launch.pid_of(rank)
-    if moment < 0.2:  # while ranks join and set up
-        time.sleep(rng.uniform(0.0, 1.0))
+    if moment < 0.2:  # while ranks set up
+        time.sleep(rng.uniform(0.0, 0.5))
     elif moment < 0.6:  # while they save
         launch.await_losses(2 * rng.randint(1, 4))
         time.sleep(rng.uniform(0.0, 0.03))
@@ -203,8 +203,11 @@ def test_a_disturbed_run_ends_in_time_and_goes_on(tmp_path, number, trials, by_t
         assert None not in codes, case
         assert took_s < LIMIT_S, case
         assert not left, case
-        assert len(last) == 1, case
-        assert f"rank {victim} " in last[0], case
+        if by_torchrun and not last:  # it was not set up yet; then torchrun names it
+            assert f"exitcode: -9) local_rank: {victim} " in (folder / "stderr").read_text(), case
+        else:
+            assert len(last) == 1, case
+            assert f"rank {victim} " in last[0], case
         assert go_to_the_end(folder) == expected, case
 
 

@@ -31,8 +31,6 @@ class RowRouting:
     """Runs shared with the stage before."""
     runs_out: tuple[tuple[RowRun, ...], ...]
     """Runs shared with the stage behind."""
-    announces: bool
-    """Whether this rank tells the stage behind what kinds of tensors it sends."""
 
 
 def route_rows(
@@ -45,13 +43,23 @@ def route_rows(
 ) -> RowRouting:
     """The routing of one replica.
 
-    Raises:
-        RuntimeMismatchError: a stage has more replicas than a microbatch has rows.
+    A batch with few rows uses fewer microbatches, so that each replica gets a row. If the whole
+    batch has fewer rows than a stage has replicas, some of them get none.
     """
-    rows, runs_in, runs_out = [], [], []
-    microbatches = divide_batch(num_rows, num_microbatches)
+    rows: list[tuple[int, ...]] = []
+    runs_in: list[tuple[RowRun, ...]] = []
+    runs_out: list[tuple[RowRun, ...]] = []
+    most_replicas = max(stage.num_replicas for stage in stages)
+    num_used = max(1, min(num_microbatches, num_rows // most_replicas))
+    microbatches = divide_batch(num_rows, num_used)
+    microbatches += [range(num_rows, num_rows)] * (num_microbatches - num_used)
     for microbatch in microbatches:
-        division = divide_rows(stages, len(microbatch))
+        if not microbatch:
+            rows.append(())
+            runs_in.append(())
+            runs_out.append(())
+            continue
+        division = divide_rows(stages, len(microbatch), may_idle=True)
         rows.append(tuple(microbatch.start + row for row in division.rows[stage][replica]))
         lengths_in: list[int] = []
         if stage:
@@ -61,15 +69,11 @@ def route_rows(
         if stage + 1 < len(stages):
             lengths_out = division.runs[stage][replica]
         runs_out.append(_runs(lengths_out, stage_ranks[(stage + 1) % len(stages)]))
-    # The last microbatch is the smallest. Who holds most of it surely has something to send.
-    smallest = divide_rows(stages, len(microbatches[-1]))
-    num_held = [len(held) for held in smallest.rows[stage]]
     return RowRouting(
         num_rows=num_rows,
         rows=tuple(rows),
         runs_in=tuple(runs_in),
         runs_out=tuple(runs_out),
-        announces=replica == num_held.index(max(num_held)),
     )
 
 

@@ -13,6 +13,7 @@
     local_watch     the processes of this host
     driver          what the main thread does
     judging         who is to blame, or waited for
+    signs           the signs of life that a rank reads
     connections     errors that other ranks have caused
     ending          one line, and the end of all ranks
     arrival         waits until all ranks have come

@@ -35,6 +35,7 @@ __all__ = [
     "TERMINATED_CODE",
     "Ending",
     "end_process",
+    "failure_of",
     "print_line",
 ]
 
@@ -144,6 +145,16 @@ class Ending:
                 process.kill()
                 return
             time.sleep(2 * POLL_S)
+
+
+def failure_of(rank: int, error: BaseException, *, is_mismatch: bool) -> Failure:
+    """How a rank tells its own error."""
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(rank=rank, reason="was interrupted", kind=FailureKind.INTERRUPTED)
+    lines = str(error).strip().splitlines()
+    reason = f"raised {type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    kind = FailureKind.MISMATCH if is_mismatch else FailureKind.RAISED
+    return Failure(rank=rank, reason=reason, kind=kind)
 
 
 def _code_of(failure: Failure) -> int:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import InputError, RuntimeMismatchError
+from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.arrival import Arrival
 from pipeplan.runtime.supervision.courier import Courier, StoreError
 from pipeplan.runtime.supervision.ending import ANSWER_S
@@ -67,14 +67,17 @@ def join_ranks(timeout_s: float = PATIENCE_S) -> None:
     if missing:
         raise InputError(f"{missing[0]}: is not set; start the ranks with torchrun")
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    device = set_cuda_device()  # before the first collective, which would use the first GPU
+    backend = "nccl" if device is not None else "gloo"
     with _explained(rank, world_size, timeout_s):
         start, _JOINED[:] = _in_time(lambda: _meet(rank, world_size, timeout_s), timeout_s)
     # The store's own time limit stays that of torch: it also holds for what comes later.
     options = WatchdogOptions(outside_timeout_s=timeout_s)
     meeting = dist.PrefixStore("meeting", start.clone())  # type: ignore[attr-defined]
     with Arrival(meeting, rank, world_size, "connect", options, _JOINED):
-        dist.init_process_group(backend, store=start, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            backend, store=start, rank=rank, world_size=world_size, device_id=device
+        )
 
 
 def _meet(rank: int, world_size: int, timeout_s: float) -> tuple[Any, list[Process]]:

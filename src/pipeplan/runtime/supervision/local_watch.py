@@ -4,6 +4,7 @@ A process that was stopped does not run. Any other one runs at least once in eac
 watchdog does. So nobody is taken for stopped because his messages are late.
 """
 
+import time
 from collections.abc import Sequence
 
 from pipeplan.runtime.supervision.processes import Process
@@ -24,6 +25,8 @@ class LocalWatch:
         }
         self._progress: dict[int, tuple[int | None, float]] = {}
         """By rank, how often it had run when it last ran, and when that was."""
+        self._stopped_since_s: dict[int, float] = {}
+        self._last_look_s = time.monotonic()
         self.gone: list[int] = []
         """Ranks that have ended, in the order in which that was noticed."""
 
@@ -33,6 +36,10 @@ class LocalWatch:
     def look(self, now_s: float) -> list[Failure]:
         """What is newly wrong on this host; `now_s` is the time of a patient clock."""
         found = []
+        wall_s, last_s = time.monotonic(), self._last_look_s
+        self._last_look_s = wall_s
+        if wall_s - last_s > self._timeout_s / 2:
+            self._stopped_since_s.clear()  # this rank was stopped itself
         for rank, process in self._processes.items():
             if rank in self.gone:
                 continue
@@ -40,7 +47,9 @@ class LocalWatch:
                 self.gone.append(rank)
                 found.append(death_of(rank, process))
                 continue
-            silence_s = self._silence_s(rank, process, now_s)
+            silence_s = max(
+                self._silence_s(rank, process, now_s), self._stopped_s(rank, process, wall_s)
+            )
             if silence_s > self._timeout_s:
                 what = f"process {process.pid} has not run for {silence_s:.0f} s"
                 found.append(Failure(rank=rank, reason=f"stopped answering: {what}"))
@@ -54,6 +63,13 @@ class LocalWatch:
             self._progress[rank] = (num_runs, now_s)
             return 0.0
         return now_s - since_s
+
+    def _stopped_s(self, rank: int, process: Process, wall_s: float) -> float:
+        """How long the kernel has called it stopped, which no busy machine can feign."""
+        if not process.is_stopped:
+            self._stopped_since_s.pop(rank, None)
+            return 0.0
+        return wall_s - self._stopped_since_s.setdefault(rank, wall_s)
 
 
 def death_of(rank: int, process: Process) -> Failure:

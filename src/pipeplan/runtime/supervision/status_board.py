@@ -19,7 +19,7 @@ from typing import Any
 from pipeplan.runtime.supervision.processes import Process
 from pipeplan.runtime.supervision.signed_store import SignedStore
 
-__all__ = ["Beat", "Failure", "FailureKind", "State", "StatusBoard"]
+__all__ = ["Beat", "Failure", "FailureKind", "State", "Status", "StatusBoard"]
 
 FAILURE, SPEAKER = "failure", "speaker"
 
@@ -86,6 +86,19 @@ class Beat:
     """How long it has sat there, idle."""
     is_idle: bool = False
     """Whether its main thread does not compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the main thread does; replaced as a whole, so that other threads read it in one."""
+
+    state: State
+    doing: Any
+    since_s: float
+    calls: int
+    call: str
+    is_first: bool = False
+    """Whether it computes the first block of its kind."""
 
 
 class StatusBoard:

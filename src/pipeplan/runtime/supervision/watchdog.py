@@ -24,37 +24,38 @@ that is gone. If the launcher itself is gone, ranks end too. `ending` says how r
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.documents.text import printable
-from pipeplan.runtime.supervision.courier import Courier, Errand, StoreError
+from pipeplan.runtime.supervision.courier import Courier, StoreError
 from pipeplan.runtime.supervision.driver import Driver
 from pipeplan.runtime.supervision.ending import (
+    ANSWER_S,
     GRACE_S,
     INTERRUPTED_CODE,
     POLL_S,
     TERMINATED_CODE,
     Ending,
     end_process,
+    failure_of,
     print_line,
 )
-from pipeplan.runtime.supervision.judging import Waiting, judge
 from pipeplan.runtime.supervision.local_watch import LocalWatch, death_of
 from pipeplan.runtime.supervision.options import WatchdogOptions
 from pipeplan.runtime.supervision.patient_clock import PatientClock
 from pipeplan.runtime.supervision.processes import Process
+from pipeplan.runtime.supervision.signs import Signs
 from pipeplan.runtime.supervision.status_board import (
     Beat,
     Failure,
     FailureKind,
     State,
+    Status,
     StatusBoard,
 )
 from pipeplan.runtime.supervision.store_holder import StoreHolder
@@ -64,27 +65,6 @@ __all__ = ["GRACE_S", "INTERRUPTED_CODE", "Watchdog", "WatchdogOptions"]
 
 SEARCH_S = 1.5
 """How long a rank that was asked to end looks for the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the main thread does; replaced as a whole, so that other threads read it in one."""
-
-    state: State
-    doing: Any
-    since_s: float
-    calls: int
-    call: str
-    is_first: bool = False
-    """Whether it computes the first block of its kind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What one round of talk with the store brought back."""
-
-    failure: Failure | None
-    beats: dict[int, Beat]
 
 
 class Watchdog:
@@ -121,11 +101,10 @@ class Watchdog:
         self._ending = Ending(
             self._board, self._courier, rank, self._processes, options, end or end_process
         )
-        self._beats: dict[int, tuple[Beat, float]] = {}
-        """The last sign of life of the ranks that this one reads, and when it was new."""
-        self._count, self._notices = 0, 0
-        self._round: Errand[Round] | None = None
-        self._round_since_s = 0.0
+        self._signs = Signs(
+            self._board, self._courier, rank, rank_names, self._processes, options, self._clock
+        )
+        self._count = 0
         self._has_store = True
         self._board.write_beat(self._beat())
         atexit.register(self._at_exit)
@@ -162,7 +141,7 @@ class Watchdog:
         """
         if os.getpid() != self._pid:
             return  # a forked child has no part in this
-        failure = _failure_of(self._rank, error, is_mismatch=is_mismatch)
+        failure = failure_of(self._rank, error, is_mismatch=is_mismatch)
         self.failure = self._line(failure)
         if failure.kind is FailureKind.INTERRUPTED:
             error.add_note(self.failure)  # the line is printed here or by another rank
@@ -186,7 +165,7 @@ class Watchdog:
     def await_end(self) -> None:
         """If the watchdog ends this process right now, let it: it has more to do than to exit."""
         if self._is_ending.is_set() and os.getpid() == self._pid:
-            self._thread.join(timeout=2 * self._options.beat_timeout_s)
+            self._thread.join(timeout=2 * (self._options.beat_timeout_s + GRACE_S + ANSWER_S))
 
     def close(self, reason: str = "") -> None:
         """Stop watching; `reason` is told to ranks that still wait for this one."""
@@ -285,17 +264,13 @@ class Watchdog:
         if found is not None and self._holder.rank is None and self._holder.process.is_stopped:
             raise StoreError  # the rank that is gone has ended because of that
         if found is None and self._has_store:
-            if self._round is None:
-                self._send_round()
-            elif self._round.is_done:
-                found = self._take_round(self._round.result(0.0))
-                self._send_round()
-            elif self._clock.now_s - self._round_since_s > self._options.beat_timeout_s:
-                raise StoreError
+            found = self._signs.exchange(self._beat)
         return self._declared(found)
 
     def _declared(self, found: Failure | None) -> Failure | None:
         """The failure that all ranks read: this one, if it is the first."""
+        if found is not None and found.rank == self._holder.rank:
+            self._has_store &= not self._holder.process.is_stopped  # so it cannot answer
         if found is None or not self._has_store:
             return found
         try:
@@ -330,86 +305,13 @@ class Watchdog:
 
     def _is_done(self, rank: int) -> bool:
         """Whether a rank that has ended had closed its pipeline before."""
-        beat = self._beats[rank][0] if rank in self._beats else None
+        beat = self._signs.last(rank)
         if self._has_store and (beat is None or beat.state is not State.DONE):
             with contextlib.suppress(StoreError):
                 beat = self._ending.ask(lambda: self._board.read_beat(rank)) or beat
         if beat is not None:
-            self._beats[rank] = (beat, self._clock.now_s)
+            self._signs.note(rank, beat)
         return beat is not None and beat.state is State.DONE
-
-    # ---------------------------------------------------------------- talk with the store
-
-    def _send_round(self) -> None:
-        beat, num_ranks = self._beat(), len(self._rank_names)
-        done = {rank for rank, (known, _) in self._beats.items() if known.state is State.DONE}
-        arbiter = next((rank for rank in range(num_ranks) if rank not in done), self._rank)
-        is_arbiter = arbiter == self._rank
-        wanted = {arbiter, (self._rank + 1) % num_ranks}
-
-        def talk() -> Round:
-            self._board.write_beat(beat)
-            failure = self._board.read_failure()
-            if is_arbiter:
-                return Round(failure=failure, beats=dict(enumerate(self._board.read_beats())))
-            found = {rank: self._board.read_beat(rank) for rank in wanted}
-            beats = {rank: known for rank, known in found.items() if known is not None}
-            return Round(failure=failure, beats=beats)
-
-        self._round, self._round_since_s = self._courier.send(talk), self._clock.now_s
-
-    def _take_round(self, brought: Round) -> Failure | None:
-        """The failure that others have declared, or that the signs of life prove."""
-        if brought.failure is not None:
-            return brought.failure
-        now_s = self._clock.now_s
-        for rank, beat in brought.beats.items():
-            if rank not in self._beats or beat.count != self._beats[rank][0].count:
-                self._beats[rank] = (beat, now_s)
-        found = self._lost_neighbour()
-        if found is not None or len(brought.beats) < len(self._rank_names):
-            return found
-        verdict = judge([self._aged(rank) for rank in range(len(self._rank_names))], self._options)
-        if isinstance(verdict, Waiting):
-            self._notice(verdict)
-            return None
-        self._notices = 0
-        return verdict
-
-    def _aged(self, rank: int) -> Beat:
-        """The last beat of a rank; a rank that has been silent still does what it did."""
-        beat, since_s = self._beats[rank]
-        silence_s = self._clock.now_s - since_s
-        if silence_s <= self._options.beat_timeout_s:
-            return beat
-        return dataclasses.replace(beat, age_s=beat.age_s + silence_s)
-
-    def _lost_neighbour(self) -> Failure | None:
-        """The next rank of the ring, if it is on another host and gives no sign of life."""
-        rank = (self._rank + 1) % len(self._rank_names)
-        if rank == self._rank or rank in self._local or rank not in self._beats:
-            return None
-        if self._processes[rank].is_on_this_host:
-            return None
-        beat, since_s = self._beats[rank]
-        silence_s, limit_s = self._clock.now_s - since_s, self._options.beat_timeout_s
-        if self._board.has_strangers:  # who may well hide the signs of life
-            limit_s = self._options.outside_timeout_s
-        if beat.state is State.DONE or silence_s <= limit_s:
-            return None
-        reason = f"died or is out of reach: no sign of life for {silence_s:.0f} s"
-        return Failure(rank=rank, reason=reason)
-
-    def _notice(self, waiting: Waiting) -> None:
-        """Say from time to time who is waited for."""
-        due = int(waiting.wait_s // self._options.notice_s)
-        if due > self._notices:
-            name = self._rank_names[waiting.rank]
-            print_line(
-                f"ranks have waited for rank {waiting.rank} ({name}) for {waiting.wait_s:.0f} s:"
-                f" it {waiting.what}"
-            )
-        self._notices = due
 
     # ---------------------------------------------------------------- the end
 
@@ -434,8 +336,7 @@ class Watchdog:
 
     def _absent(self, culprit: int | None) -> set[int]:
         """Ranks that do not print: they are done."""
-        done = {rank for rank, (beat, _) in self._beats.items() if beat.state is State.DONE}
-        return done - {culprit}
+        return self._signs.done() - {culprit}
 
     def _seek_reason(self) -> None:
         """Find out which rank is gone, and say so; then end, as the launcher asked."""
@@ -473,8 +374,8 @@ class Watchdog:
             self._end_without_launcher()
             return False
         rank = self._holder.rank
-        if rank is not None and rank in self._beats:
-            beat, _ = self._beats[rank]
+        beat = self._signs.last(rank) if rank is not None else None
+        if rank is not None and beat is not None:
             is_ahead = self._status.calls > beat.calls and self._status.state is not State.OUTSIDE
             if beat.state is State.DONE and not is_ahead:
                 return True
@@ -482,8 +383,9 @@ class Watchdog:
                 what = f"{beat.doing or 'closed its pipeline'} after call {beat.calls}"
                 self._finish(Failure(rank=rank, reason=f"{what}, but others are in a later one"))
                 return False
-        is_gone = self._round is not None and self._round.is_done
-        reason = self._holder.reason(self._options.beat_timeout_s, is_gone=is_gone)
+        reason = self._holder.reason(
+            self._options.beat_timeout_s, is_gone=not self._signs.is_waiting
+        )
         if rank is not None:
             self._finish(Failure(rank=rank, reason=reason))
         else:
@@ -494,13 +396,3 @@ class Watchdog:
     def _line(self, failure: Failure) -> str:
         name = self._rank_names[failure.rank]
         return printable(f"rank {failure.rank} ({name}) {failure.reason}; all ranks end")
-
-
-def _failure_of(rank: int, error: BaseException, *, is_mismatch: bool) -> Failure:
-    """How a rank tells its own error."""
-    if isinstance(error, KeyboardInterrupt):
-        return Failure(rank=rank, reason="was interrupted", kind=FailureKind.INTERRUPTED)
-    lines = str(error).strip().splitlines()
-    reason = f"raised {type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
-    kind = FailureKind.MISMATCH if is_mismatch else FailureKind.RAISED
-    return Failure(rank=rank, reason=reason, kind=kind)
