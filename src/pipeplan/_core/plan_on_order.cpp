@@ -11,6 +11,7 @@ namespace {
 // of the first stage may stay unused.
 class OrderTopology {
   public:
+    static constexpr bool kKnowsFreeSets = false;
     OrderTopology(const Instance& in, const std::vector<int>& sizes)
         : in_(in), sizes_(sizes), V_(in.num_devices), intervals_(in), speed_(V_ + 1, 0.0) {
         for (int u = 0; u < V_; ++u) speed_[u + 1] = speed_[u] + in.speed[u];

@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
@@ -43,6 +44,12 @@ class LossTerms:
     def weight(self, targets: Any, num_rows: int) -> float:
         """The weight of these targets in the mean."""
         return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
+
+    def total_weight(self, targets: Any, num_rows: int) -> float:
+        """The weight of a whole batch, whose targets are marked by `mark_rows`."""
+        if targets is None:
+            return float(num_rows)
+        return self.weight(select_rows(targets, range(num_rows), None), num_rows)
 
     def of(
         self,

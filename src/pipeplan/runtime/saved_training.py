@@ -134,3 +134,8 @@ class SavedTraining:
     def is_skipped(self) -> bool:
         """Whether the last step left the model as it was: an overflow, or a NaN to be skipped."""
         return self._updater.is_skipped
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
+        return self._updater.gradient_norm

@@ -21,9 +21,9 @@ from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
-from pipeplan.runtime.batches import as_call, mark_rows, select_rows
+from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
-from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
+from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
 from pipeplan.runtime.optimizers import (
@@ -163,7 +163,6 @@ class Pipeline(SavedTraining):
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._batch_rows = 0
-        self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
         self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
@@ -198,6 +197,7 @@ class Pipeline(SavedTraining):
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
+        self._router = RowRouter(self.plan, self._placement.ranks, self.stage, self.replica)
         self._agreement = BatchAgreement(
             self.rank,
             self._placement.ranks,
@@ -325,13 +325,13 @@ class Pipeline(SavedTraining):
         self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
     ) -> StepBlocks:
         """The blocks of a step, with what they need."""
-        rows, routing = agreed.rows, self._route(agreed.rows)
+        rows, routing = agreed.rows, self._router.route(agreed.rows)
         call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         if replica.module.needs_inputs:
             call = as_call(mark_rows(batch, rows, "batch"))
         if self._is_last and targets is not None:
             targets = mark_rows(targets, rows, "targets")
-        total_weight = self._total_weight(targets, rows)
+        total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
         return StepBlocks(
             step=self.num_batches,
             reduces=agreed.mode is Mode.TRAINING,
@@ -351,32 +351,12 @@ class Pipeline(SavedTraining):
             events=self._events,
         )
 
-    def _total_weight(self, targets: Any, rows: int) -> float:
-        """The weight of all targets of the batch; of no matter except on the last stage."""
-        if not self._is_last:
-            return 1.0
-        if targets is None:
-            return float(rows)
-        return self._loss.weight(select_rows(targets, range(rows), None), rows)
-
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
         if self._is_last and not self.replica and self._replica is not None:
             self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
-
-    def _route(self, rows: int) -> RowRouting:
-        if rows not in self._routing_of:
-            self._routing_of[rows] = route_rows(
-                self.plan.stages,
-                self._placement.ranks,
-                self.stage,
-                self.replica,
-                rows,
-                self.plan.microbatches,
-            )
-        return self._routing_of[rows]
 
     # ------------------------------------------------------------------ the rest
 
@@ -398,11 +378,6 @@ class Pipeline(SavedTraining):
             dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
-
-    @property
-    def gradient_norm(self) -> float | None:
-        """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
-        return self._updater.gradient_norm
 
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""

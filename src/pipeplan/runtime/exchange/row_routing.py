@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.pipeline import Stage
+from pipeplan.pipeline import Plan, Stage
 from pipeplan.runtime.rows import divide_batch, divide_rows
 
-__all__ = ["RowRouting", "RowRun", "route_rows"]
+__all__ = ["RowRouter", "RowRouting", "RowRun", "route_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +85,26 @@ def _runs(lengths: Sequence[int], ranks: Sequence[int]) -> tuple[RowRun, ...]:
             runs.append(RowRun(rank=ranks[position], start=start, stop=start + length))
         start += length
     return tuple(runs)
+
+
+class RowRouter:
+    """The routings of one replica, by the rows of a batch; each is made once."""
+
+    def __init__(
+        self, plan: Plan, stage_ranks: Sequence[Sequence[int]], stage: int, replica: int
+    ) -> None:
+        self._plan, self._place = plan, (stage, replica)
+        self._stage_ranks = stage_ranks
+        self._made: dict[int, RowRouting] = {}
+
+    def route(self, num_rows: int) -> RowRouting:
+        """The routing of a batch with so many rows."""
+        if num_rows not in self._made:
+            self._made[num_rows] = route_rows(
+                self._plan.stages,
+                self._stage_ranks,
+                *self._place,
+                num_rows,
+                self._plan.microbatches,
+            )
+        return self._made[num_rows]
