@@ -239,10 +239,10 @@ class _ListStage(StageModule):
                 self._replace(layout.atoms[atom], Skip(module, action))
         if atoms.start == 1:
             first = model.get_submodule(layout.atoms[1])
-            first.register_forward_pre_hook(self._replace_input, with_kwargs=True)
+            first.register_forward_pre_hook(_untraced(self._replace_input), with_kwargs=True)
         if not self.is_last and atoms[-1] != 0:
             last = model.get_submodule(layout.atoms[atoms[-1]])
-            last.register_forward_hook(self._leave_with_output)
+            last.register_forward_hook(_untraced(self._leave_with_output))
         self._set_rest_aside()
 
     def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
@@ -344,6 +344,16 @@ class _ListStage(StageModule):
                 return (*args[:index], self._arrived, *args[index + 1 :]), kwargs
         name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
         return args, {**kwargs, name: self._arrived}
+
+
+def _untraced(hook: Any) -> Any:
+    """A hook that torch's compiler leaves alone, though a compiled layer calls it.
+
+    Whoever has compiled a layer has loaded the compiler. Loading it takes a second.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
 
 def _is_inside_checkpoint() -> bool:
