@@ -39,6 +39,10 @@ def evaluate_instead(pipeline, step, folder):
     pipeline.evaluate(torch.ones(8, 12), torch.ones(8, 4))
 
 
+def keep_gradients_instead(pipeline, step, folder):
+    pipeline.step(torch.ones(8, 12), torch.ones(8, 4), update=False)
+
+
 def save_alone(pipeline, step, folder):
     pipeline.save(os.path.join(folder, "saved"))
 
@@ -88,7 +92,12 @@ def run(tmp_path, way, stray, options=QUICK):
     [
         (sit_in_barrier, 1, "sits in barrier at test_strays.py:"),
         (close_early, 2, "closed its pipeline after call 4, but rank 0 is in step (call 5)"),
-        (evaluate_instead, 1, "calls evaluate where rank"),
+        (evaluate_instead, 1, "raised RuntimeMismatchError: step: rank 1 is in evaluation step"),
+        (
+            keep_gradients_instead,
+            1,
+            "raised RuntimeMismatchError: step: rank 1 is in accumulation step",
+        ),
         (save_alone, 0, "calls save where rank"),
         (skip_a_step, 1, "sits in barrier at test_strays.py:"),
     ],
