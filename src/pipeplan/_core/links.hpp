@@ -94,6 +94,9 @@ class LinkSet {
         best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
     }
     bool connected() const { return connected_; }
+    // Whether one link dominates all others, and which one.
+    bool is_single() const { return size_ == 1; }
+    Link single() const { return at(0); }
 
   private:
     static constexpr int kInside = 2;
