@@ -270,9 +270,10 @@ class Table {
     int first_layer_within_limit(int x, int i) const {
         const double M = in_.num_microbatches;
         const double most = limit_ms_ * speed_behind_[i] * (1 + 1e-9);  // a tie is within
-        int l = x;
-        while (l < L_ && M * work_behind_ms_[l] > most) ++l;
-        return l;
+        const auto begin = work_behind_ms_.begin();
+        return static_cast<int>(std::partition_point(begin + x, begin + L_,
+                                                     [&](double ms) { return M * ms > most; }) -
+                                begin);
     }
 
     // For each l the best cut l' in front of a stage of layers [l', l) on r devices behind j.
