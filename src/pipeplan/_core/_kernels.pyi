@@ -42,9 +42,21 @@ class Instance:
         num_microbatches: int,
         microbatch_size: int,
         max_replicas: int,
-    ) -> None: ...
+        group: Sequence[int] = ...,
+    ) -> None:
+        """Links have a row and a column a device, or a group of them, or are one number."""
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
+    def with_layers(
+        self,
+        *,
+        forward_ms: Floats,
+        backward_ms: Floats,
+        output_bytes: Floats,
+        gradient_bytes: Floats,
+        parameter_bytes: Floats,
+    ) -> Instance:
+        """Another model on the same devices."""
     @property
     def num_layers(self) -> int: ...
     @property
@@ -90,7 +102,10 @@ def plan_on_order(
     num_best: int,
     num_threads: int,
     deadline: float = ...,
-) -> tuple[float, list[PlacedPlan]]: ...
+    unit: int = 1,
+) -> tuple[float, list[PlacedPlan]]:
+    """The least bound and the best plans; stages take whole units of so many devices."""
+
 def plan_on_sets(
     instance: Instance,
     class_of: Sequence[int],

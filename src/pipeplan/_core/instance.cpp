@@ -38,13 +38,6 @@ int checked_count(std::size_t count, int most, const char* name) {
     return static_cast<int>(count);
 }
 
-// Devices have no link to themselves, so the diagonal is ignored.
-std::vector<double> without_diagonal(std::vector<double> values, std::size_t size) {
-    if (values.size() == size * size)
-        for (std::size_t u = 0; u < size; ++u) values[u * size + u] = 0.0;
-    return values;
-}
-
 }  // namespace
 
 std::vector<double> prefix_sums(const std::vector<double>& values) {
@@ -68,6 +61,49 @@ double RangeSums::operator()(int first, int end) const {
     return sum;
 }
 
+Pairs::Pairs(std::vector<double> table, std::vector<int> group, int num_devices, const char* name)
+    : group_(std::move(group)) {
+    const bool is_single = group_.empty() && table.size() == 1;
+    size_ = is_single ? 1 : num_devices;
+    if (!group_.empty()) {
+        if (group_.size() != static_cast<std::size_t>(num_devices)) refuse("group: one for each device");
+        const auto [least, most] = std::minmax_element(group_.begin(), group_.end());
+        size_ = static_cast<std::size_t>(*most) + 1;
+        if (*least < 0) refuse("group: is negative");
+    }
+    is_full_ = group_.empty() && size_ == static_cast<std::size_t>(num_devices);
+    if (is_full_ && table.size() == size_ * size_)  // a device has no link to itself
+        for (std::size_t u = 0; u < size_; ++u) table[u * size_ + u] = 0.0;
+    require_values(table, size_ * size_, name);
+    if (!is_full_ && group_.empty()) group_.assign(num_devices, 0);
+    table_ = std::make_shared<const std::vector<double>>(std::move(table));
+    data_ = table_->data();
+    find_one_number();
+}
+
+void Pairs::find_one_number() {
+    one_number_ = size_ > 1 ? data_[1] : is_full_ ? 0.0 : data_[0];
+    for (std::size_t u = 0; u < size_; ++u)
+        for (std::size_t v = 0; v < size_; ++v)
+            if (!(is_full_ && u == v) && data_[u * size_ + v] != one_number_) return;
+    is_one_number_ = true;
+}
+
+Pairs Pairs::on_devices(const std::vector<int>& order) const {
+    if (!is_full_) {
+        Pairs result = *this;
+        result.group_.clear();
+        for (int u : order) result.group_.push_back(group_[u]);
+        return result;
+    }
+    const std::size_t size = order.size();
+    std::vector<double> table(size * size);
+    for (std::size_t a = 0; a < size; ++a)
+        for (std::size_t b = 0; b < size; ++b)
+            table[a * size + b] = data_[static_cast<std::size_t>(order[a]) * size_ + order[b]];
+    return Pairs(std::move(table), {}, static_cast<int>(size), "links");
+}
+
 Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,
                    int microbatch_size_, int max_replicas_)
     : num_layers(checked_count(layers.forward_ms.size(), kMaxLayers, "layers")),
@@ -86,37 +122,31 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       forward_ms(layers.forward_ms), backward_ms(layers.backward_ms),
       parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
-      bytes_per_ms(checked(without_diagonal(std::move(links.bytes_per_ms), num_devices),
-                           static_cast<std::size_t>(num_devices) * num_devices, "bytes_per_ms")),
-      latency_ms(checked(without_diagonal(std::move(links.latency_ms), num_devices),
-                         static_cast<std::size_t>(num_devices) * num_devices, "latency_ms")),
+      bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
       layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
-    for (double rate : bytes_per_ms)
+    for (double rate : bytes_per_ms.table())
         if (rate > 0 && rate < 1e-60) refuse("bytes_per_ms: has a rate of almost zero");
 }
 
 Instance Instance::on_devices(const std::vector<int>& order) const {
     std::vector<std::uint8_t> seen(num_devices, 0);
-    DeviceLinks links;
+    std::vector<double> speeds;
     for (int u : order) {
         if (u < 0 || u >= num_devices || seen[u])
             refuse("order: device " + std::to_string(u) + " is unknown or stands twice");
         seen[u] = 1;
-        links.speed.push_back(speed[u]);
+        speeds.push_back(speed[u]);
     }
-    const std::size_t size = order.size();
-    links.bytes_per_ms.resize(size * size);
-    links.latency_ms.resize(size * size);
-    for (std::size_t a = 0; a < size; ++a) {
-        for (std::size_t b = 0; b < size; ++b) {
-            links.bytes_per_ms[a * size + b] = bytes_per_ms[at(order[a], order[b])];
-            links.latency_ms[a * size + b] = latency_ms[at(order[a], order[b])];
-        }
-    }
-    return Instance(layers_, std::move(links), half_duplex, num_microbatches, microbatch_size,
-                    max_replicas);
+    return Instance(layers_,
+                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order)},
+                    half_duplex, num_microbatches, microbatch_size, max_replicas);
+}
+
+Instance Instance::with_layers(LayerCosts layers) const {
+    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
+                    num_microbatches, microbatch_size, max_replicas);
 }
 
 PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
@@ -141,13 +171,11 @@ PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
 std::vector<int> device_classes(const Instance& in) {
     const auto exchangeable = [&](int u, int v) {
         if (in.speed[u] != in.speed[v]) return false;
-        for (const std::vector<double>* matrix : {&in.bytes_per_ms, &in.latency_ms}) {
-            const std::vector<double>& m = *matrix;
-            if (m[in.at(u, v)] != m[in.at(v, u)]) return false;
+        for (const Pairs* pairs : {&in.bytes_per_ms, &in.latency_ms}) {
+            const Pairs& p = *pairs;
+            if (p(u, v) != p(v, u)) return false;
             for (int w = 0; w < in.num_devices; ++w)
-                if (w != u && w != v &&
-                    (m[in.at(u, w)] != m[in.at(v, w)] || m[in.at(w, u)] != m[in.at(w, v)]))
-                    return false;
+                if (w != u && w != v && (p(u, w) != p(v, w) || p(w, u) != p(w, v))) return false;
         }
         return true;
     };

@@ -1,7 +1,9 @@
 // What planning kernels read. Both classes check themselves when they are made, so kernels need not.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace pipeplan {
@@ -14,10 +16,44 @@ struct LayerCosts {
     std::vector<double> parameter_bytes;                    // [layers]
 };
 
+// One number for each ordered pair of different devices: as a full matrix, as one number for all, or
+// as a number for each pair of groups, where the devices of a group cannot be told apart.
+class Pairs {
+  public:
+    // A table of size * size numbers. `group` has for each device its row and column of the table;
+    // where it is empty, each device has its own, or the table is a single number for all.
+    // Throws std::invalid_argument unless all numbers are finite and >= 0 and all groups exist.
+    Pairs(std::vector<double> table, std::vector<int> group, int num_devices, const char* name);
+
+    double operator()(int u, int v) const {
+        return is_full_ ? data_[static_cast<std::size_t>(u) * size_ + v]
+                        : data_[static_cast<std::size_t>(group_[u]) * size_ + group_[v]];
+    }
+    // By the index that Instance::at gives; only for full matrices.
+    double operator[](std::size_t index) const { return data_[index]; }
+    bool is_full() const { return is_full_; }
+    // Whether all pairs have the same number, and which one.
+    bool is_one_number() const { return is_one_number_; }
+    double one_number() const { return one_number_; }
+    const std::vector<double>& table() const { return *table_; }
+
+    Pairs on_devices(const std::vector<int>& order) const;
+
+  private:
+    void find_one_number();
+
+    std::shared_ptr<const std::vector<double>> table_;
+    const double* data_;
+    std::size_t size_;
+    std::vector<int> group_;  // [devices]; empty where full
+    bool is_full_, is_one_number_ = false;
+    double one_number_ = 0.0;
+};
+
 struct DeviceLinks {
-    std::vector<double> speed;         // [devices]
-    std::vector<double> bytes_per_ms;  // [devices][devices]; 0 = no path
-    std::vector<double> latency_ms;    // [devices][devices]
+    std::vector<double> speed;  // [devices]
+    Pairs bytes_per_ms;         // 0 = no path
+    Pairs latency_ms;
 };
 
 // Sums over the first l values, for l from 0 to their number. The difference of two of them is no
@@ -46,7 +82,11 @@ class Instance {
 
     // The same with these devices only, in this order.
     Instance on_devices(const std::vector<int>& order) const;
+    // Another model on the same devices.
+    Instance with_layers(LayerCosts layers) const;
 
+    // For lists of links as full matrices.
+    bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }
     std::size_t at(int sender, int receiver) const {
         return static_cast<std::size_t>(sender) * num_devices + receiver;
     }
@@ -61,7 +101,7 @@ class Instance {
     const std::vector<double> forward_sum, backward_sum;               // [layers + 1], prefix sums
     const RangeSums forward_ms, backward_ms, parameter_bytes;          // of layers [first, end)
     const std::vector<double> speed;                                   // [devices]
-    const std::vector<double> bytes_per_ms, latency_ms;                // [devices][devices]
+    const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
 
   private:
     const LayerCosts layers_;

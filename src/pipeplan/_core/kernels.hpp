@@ -61,8 +61,9 @@ struct DpLimits {
     int num_best;      // the number of plans to return
 };
 
-// Plans on consecutive devices of the instance's order, with replica counts from `sizes` (rising).
-Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes,
+// Plans on consecutive devices of the instance's order. Stages take whole units of `unit` devices
+// that are neighbours in the order, in numbers from `sizes` (rising).
+Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int unit,
                          const DpLimits& limits, Pool& pool, Control& control);
 
 // Plans on any sets of devices, and a lower bound on the time of all plans. Devices of one class

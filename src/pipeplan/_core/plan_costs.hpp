@@ -20,8 +20,8 @@ inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
         speed = std::min(speed, in.speed[u]);
         for (int v : devices) {
             if (u == v) continue;
-            slowest = std::min(slowest, in.bytes_per_ms[in.at(u, v)]);
-            latency_ms = std::max(latency_ms, in.latency_ms[in.at(u, v)]);
+            slowest = std::min(slowest, in.bytes_per_ms(u, v));
+            latency_ms = std::max(latency_ms, in.latency_ms(u, v));
         }
     }
     const int k = static_cast<int>(devices.size());
@@ -43,12 +43,10 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
     costs = {0.0, 0.0};
     for (int u : devices) {
         for (int v : next_devices) {
-            const std::size_t forth = in.at(u, v), back = in.at(v, u);
-            if (!(in.bytes_per_ms[forth] > 0 && in.bytes_per_ms[back] > 0)) return false;
-            costs.there = std::max(costs.there,
-                                   in.latency_ms[forth] + there_bytes / in.bytes_per_ms[forth]);
-            costs.back =
-                std::max(costs.back, in.latency_ms[back] + back_bytes / in.bytes_per_ms[back]);
+            const double forth = in.bytes_per_ms(u, v), back = in.bytes_per_ms(v, u);
+            if (!(forth > 0 && back > 0)) return false;
+            costs.there = std::max(costs.there, in.latency_ms(u, v) + there_bytes / forth);
+            costs.back = std::max(costs.back, in.latency_ms(v, u) + back_bytes / back);
         }
     }
     return true;
