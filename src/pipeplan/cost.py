@@ -6,6 +6,7 @@ uneven shares, recomputation, latency, asymmetric links, devices of different sp
 Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighbouring stages.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -83,10 +84,24 @@ class CostModel:
     def __init__(
         self, model: ModelProfile, cluster: Cluster, *, max_replicas: int | None = None
     ) -> None:
-        self.model = model
         self.cluster = cluster
         self.max_replicas = max_replicas or cluster.num_devices
         """The most devices that a planner may give to one stage."""
+        self._take_layers(model)
+        self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
+        # In place, because a matrix of 4,096 devices takes 134 MB.
+        self.bytes_per_ms_DD = np.array(cluster.bandwidth_gb_per_s, dtype=np.float64)
+        np.fill_diagonal(self.bytes_per_ms_DD, 0.0)  # ignored, so it may hold any number
+        self.bytes_per_ms_DD *= BYTES_PER_MS_IN_GB_PER_S
+        latency_ms = np.array(cluster.latency_us, dtype=np.float64)
+        if latency_ms.ndim == 2:
+            np.fill_diagonal(latency_ms, 0.0)
+        latency_ms *= MS_IN_US
+        self.latency_ms_DD = np.broadcast_to(latency_ms, self.bytes_per_ms_DD.shape)
+        self.half_duplex = cluster.duplex is Duplex.HALF
+
+    def _take_layers(self, model: ModelProfile) -> None:
+        self.model = model
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -100,17 +115,22 @@ class CostModel:
         self.activation_bytes_L = np.array(
             [layer.activation_bytes for layer in layers], dtype=np.float64
         )
-        self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
-        # In place, because a matrix of 4,096 devices takes 134 MB.
-        self.bytes_per_ms_DD = np.array(cluster.bandwidth_gb_per_s, dtype=np.float64)
-        np.fill_diagonal(self.bytes_per_ms_DD, 0.0)  # ignored, so it may hold any number
-        self.bytes_per_ms_DD *= BYTES_PER_MS_IN_GB_PER_S
-        latency_ms = np.array(cluster.latency_us, dtype=np.float64)
-        if latency_ms.ndim == 2:
-            np.fill_diagonal(latency_ms, 0.0)
-        latency_ms *= MS_IN_US
-        self.latency_ms_DD = np.broadcast_to(latency_ms, self.bytes_per_ms_DD.shape)
-        self.half_duplex = cluster.duplex is Duplex.HALF
+
+    def with_model(self, model: ModelProfile) -> "CostModel":
+        """The costs of another model on the same cluster, with the same arrays for its links."""
+        other = copy.copy(self)
+        other._take_layers(model)
+        return other
+
+    def with_layers(self, instance: _core.Instance) -> _core.Instance:
+        """An instance of the same cluster, with the layers of this model."""
+        return instance.with_layers(
+            forward_ms=self.forward_ms_L,
+            backward_ms=self.backward_ms_L,
+            output_bytes=self.output_bytes_L,
+            gradient_bytes=self.gradient_bytes_L,
+            parameter_bytes=self.parameter_bytes_L,
+        )
 
     def connected_DD(self) -> NDArray[np.bool_]:
         """Whether two devices have paths in both directions; a device has one to itself."""

@@ -58,6 +58,9 @@ class Instance:
     ) -> Instance:
         """Another model on the same devices."""
     @property
+    def has_equal_devices(self) -> bool:
+        """Whether all devices have one speed and all links one rate and one latency."""
+    @property
     def num_layers(self) -> int: ...
     @property
     def num_devices(self) -> int: ...
@@ -128,6 +131,11 @@ def relaxed_bound(
 
 def rule_times(instance: Instance, plan: PlacedPlan, worth_ms: float) -> list[float]:
     """The time under each schedule of the portfolio; [] if a path is missing."""
+
+def judge_plan(
+    instance: Instance, plan: PlacedPlan, best_ms: float, worth_ms: float, deadline: float = ...
+) -> tuple[float, list[float]]:
+    """A time to rank a plan by, and its times under the schedules that were simulated in full."""
 
 def local_search(
     instance: Instance,

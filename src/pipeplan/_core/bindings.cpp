@@ -278,6 +278,15 @@ std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& pl
     });
 }
 
+nb::tuple py_judge_plan(const Instance& instance, const PlacedPlan& plan, double best_ms,
+                        double worth_ms, double deadline) {
+    require(plan.fits(instance), "plan: was made for another instance");
+    const Judgement found = run_kernel(deadline, [&](Control& control) {
+        return judge_plan(instance, plan, best_ms, worth_ms, control);
+    });
+    return nb::make_tuple(found.rank_ms, nb::cast(found.times_ms));
+}
+
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
                          std::uint64_t seed, double budget, double target_ms, int num_threads,
                          double deadline) {
@@ -313,6 +322,7 @@ NB_MODULE(_kernels, m) {
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a)
+        .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 
@@ -338,6 +348,8 @@ NB_MODULE(_kernels, m) {
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
+    m.def("judge_plan", &py_judge_plan, "instance"_a, "plan"_a, "best_ms"_a, "worth_ms"_a,
+          "deadline"_a = never);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
           "target_ms"_a, "num_threads"_a, "deadline"_a = never);
 }

@@ -144,6 +144,11 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
                     half_duplex, num_microbatches, microbatch_size, max_replicas);
 }
 
+bool Instance::has_equal_devices() const {
+    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
+           std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
+}
+
 Instance Instance::with_layers(LayerCosts layers) const {
     return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
                     num_microbatches, microbatch_size, max_replicas);

@@ -85,7 +85,9 @@ class Instance {
     // Another model on the same devices.
     Instance with_layers(LayerCosts layers) const;
 
-    // For lists of links as full matrices.
+    // Whether all devices have one speed and all links one rate and one latency.
+    bool has_equal_devices() const;
+    // Whether links can be read by index.
     bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }
     std::size_t at(int sender, int receiver) const {
         return static_cast<std::size_t>(sender) * num_devices + receiver;

@@ -83,6 +83,17 @@ double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, 
 std::vector<double> rule_times(const Instance& instance, const PlacedPlan& plan, double worth_ms,
                                Control& control);
 
+// What a plan is worth: a time to rank it by, and the time under each schedule of the portfolio that
+// was simulated in full; the others are infinite. No times if the plan is not possible.
+struct Judgement {
+    double rank_ms;
+    std::vector<double> times_ms;
+};
+// The same as `rule_times` for few microbatches. For many, estimates say which schedules could be
+// faster than `best_ms`, and only these are simulated in full.
+Judgement judge_plan(const Instance& instance, const PlacedPlan& plan, double best_ms,
+                     double worth_ms, Control& control);
+
 struct SearchResult {
     double iteration_ms;
     int rule;  // the schedule with this time, as in pipeline.hpp

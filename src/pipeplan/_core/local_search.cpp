@@ -14,6 +14,7 @@
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
+#include "random.hpp"
 
 namespace pipeplan {
 namespace {
@@ -24,23 +25,6 @@ constexpr long kMovesBetweenChecks = 16;
 // On 256 devices the budget is too small for them: plans were 4 % slower with than without.
 constexpr int kMostDevicesForLargeMoves = 64;
 constexpr double kUnitsPerBlock = 60.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
-
-// xoshiro-style generators differ between standard libraries; this one is the same everywhere.
-class Random {
-  public:
-    explicit Random(std::uint64_t seed) : state_(seed) {}
-    std::uint64_t next() {  // splitmix64
-        std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-        return z ^ (z >> 31);
-    }
-    int below(int n) { return static_cast<int>((next() >> 33) % static_cast<std::uint64_t>(n)); }
-    double unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1.0p-53; }
-
-  private:
-    std::uint64_t state_;
-};
 
 struct SearchStage {
     int first_layer, end_layer;
@@ -62,10 +46,20 @@ class Search {
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves) {}
 
     SearchResult run(const PlacedPlan& start) {
+        best_ = {kInfinity, 0, start};
+        try {
+            anneal(start);
+        } catch (const DeadlinePassed&) {  // inside a simulation
+        }
+        if (has_estimates_) simulate_best();
+        return best_;
+    }
+
+  private:
+    void anneal(const PlacedPlan& start) {
         SearchPlan current = from_placed(start), next;
         double current_ms = kInfinity;
         if (complete(current)) current_ms = simulate(current, 0);
-        best_ = {kInfinity, 0, start};
         if (current_ms < kInfinity) try_all_rules(current, current_ms);
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
@@ -90,10 +84,20 @@ class Search {
                 current_ms = next_ms;
             }
         }
-        return best_;
     }
 
-  private:
+    // The best plan with its true time; without one if the deadline passes before it is known.
+    void simulate_best() {
+        if (best_.iteration_ms == kInfinity) return;
+        SearchPlan found = from_placed(best_.plan);
+        complete(found);
+        try {
+            best_.iteration_ms = simulate(found, best_.rule, true);
+        } catch (const DeadlinePassed&) {
+            best_.iteration_ms = kInfinity;
+        }
+    }
+
     static SearchPlan from_placed(const PlacedPlan& placed) {
         SearchPlan plan;
         int first = 0;
@@ -148,7 +152,8 @@ class Search {
         return suffix.last_reduce;
     }
 
-    double simulate(const SearchPlan& plan, int rule) {
+    // With many microbatches an estimate, unless `is_final`.
+    double simulate(const SearchPlan& plan, int rule, bool is_final = false) {
         const int S = static_cast<int>(plan.size());
         forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
         there_C_.resize(S), back_C_.resize(S);
@@ -167,8 +172,11 @@ class Search {
                               back_C_.data(),
                               reduce_S_.data(),
                               in_.half_duplex};
-        spent_ += kUnitsPerBlock * in_.num_microbatches * (4 * S - 2);
-        return iteration_ms(run_rule(costs, rule, control_), costs);
+        const RuleEstimate estimate = estimate_of(costs);
+        has_estimates_ = has_estimates_ || !estimate.is_exact;
+        spent_ += kUnitsPerBlock * estimate.num_microbatches * (4 * S - 2);
+        return is_final ? iteration_ms(run_rule(costs, rule, control_), costs)
+                        : estimate_rule_ms(costs, rule, control_);
     }
 
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
@@ -367,6 +375,7 @@ class Search {
     const double budget_, target_ms_;
     const bool makes_large_moves_;
     double spent_ = 0.0;
+    bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
     SearchResult best_;
 };

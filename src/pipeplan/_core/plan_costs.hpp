@@ -9,6 +9,7 @@
 #include "bound.hpp"
 #include "instance.hpp"
 #include "links.hpp"
+#include "pipeline.hpp"
 
 namespace pipeplan {
 
@@ -51,5 +52,39 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
     }
     return true;
 }
+
+// The costs of all stages and channels of a placed plan.
+class PlacedCosts {
+  public:
+    PlacedCosts(const Instance& in, const PlacedPlan& plan)
+        : num_microbatches_(in.num_microbatches), half_duplex_(in.half_duplex) {
+        const int S = plan.num_stages();
+        for (int n = 0; n < S; ++n) {
+            const std::vector<int>& devices = plan.devices()[n];
+            const int end = plan.end_layer()[n];
+            StageCosts stage;
+            ChannelCosts channel{0.0, 0.0};
+            is_possible_ =
+                is_possible_ &&
+                cost_stage(in, n ? plan.end_layer()[n - 1] : 0, end, devices, stage) &&
+                (n + 1 == S || cost_channel(in, end, devices, plan.devices()[n + 1], channel));
+            if (!is_possible_) return;
+            forward_.push_back(stage.forward), backward_.push_back(stage.backward);
+            all_reduce_.push_back(stage.all_reduce);
+            there_.push_back(channel.there), back_.push_back(channel.back);
+        }
+    }
+    // False if a path is missing or if a stage has too many devices.
+    bool is_possible() const { return is_possible_; }
+    CostsView view() const {
+        return {static_cast<int>(forward_.size()), num_microbatches_, forward_.data(),
+                backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_};
+    }
+
+  private:
+    std::vector<double> forward_, backward_, there_, back_, all_reduce_;
+    int num_microbatches_;
+    bool half_duplex_, is_possible_ = true;
+};
 
 }  // namespace pipeplan
