@@ -223,6 +223,7 @@ ROOMS = [
     {"cluster"},
     {"blocks"},
     {"pipeline"},
+    {"host_links"},
     {"documents"},
     {"_core"},
     {"cost"},

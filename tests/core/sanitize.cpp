@@ -48,8 +48,8 @@ class Problem {
             for (double& speed : speeds) speed = 1 + below(3);
             rates = numbers(V * V, 1e6), latencies = numbers(V * V, 0.1);
         }
-        DeviceLinks links{speeds, Pairs(rates, {}, devices, "rates"),
-                          Pairs(latencies, {}, devices, "latencies")};
+        DeviceLinks links{speeds, Pairs(rates, devices, "rates"),
+                          Pairs(latencies, devices, "latencies")};
         return Instance(layers, links, below(2) == 0, 1 + below(12), 1 + below(9),
                         1 + below(static_cast<int>(V)));
     }

@@ -42,9 +42,13 @@ class Instance:
         num_microbatches: int,
         microbatch_size: int,
         max_replicas: int,
-        group: Sequence[int] = ...,
+        host_of: Sequence[int] = ...,
+        inside_bytes_per_ms: Sequence[float] = ...,
     ) -> None:
-        """Links have a row and a column a device, or a group of them, or are one number."""
+        """Links are full matrices, or one number each.
+
+        Where `host_of` has the host of each device, the rates inside the hosts are apart.
+        """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
     def with_layers(

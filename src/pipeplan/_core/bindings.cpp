@@ -87,20 +87,26 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         Vector gradient_bytes, Vector parameter_bytes, Vector speed,
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
                         int num_microbatches, int microbatch_size, int max_replicas,
-                        std::vector<int> group) {
+                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes)};
     const std::size_t V = speed.shape(0);
-    for (const Matrix* matrix : {&bytes_per_ms, &latency_ms})
-        require(matrix->shape(0) == matrix->shape(1) &&
-                    (matrix->shape(0) == V || matrix->size() == 1 || !group.empty()),
-                "links: a row and a column a device, or one number, or a number a pair of groups");
     require(V <= 32766, "devices: are more than 32766");
-    const int devices = static_cast<int>(V);
-    DeviceLinks links{
-        to_vector(speed), Pairs(to_vector(bytes_per_ms), group, devices, "bytes_per_ms"),
-        Pairs(to_vector(latency_ms), latency_ms.size() == 1 ? std::vector<int>() : group, devices,
-              "latency_ms")};
+    const std::vector<int> one_host(V, 0);
+    // A full matrix, or the number between hosts; without hosts one number for all.
+    const auto pairs = [&](const Matrix& matrix, const std::vector<int>& hosts,
+                           std::vector<double> inside, const char* name) {
+        if (hosts.empty() && matrix.shape(0) == V && matrix.shape(1) == V)
+            return Pairs(to_vector(matrix), static_cast<int>(V), name);
+        require(matrix.size() == 1, "links: a row and a column a device, or one number");
+        const double number = *matrix.data();
+        if (hosts.empty()) return Pairs(one_host, {number}, number, name);
+        require(hosts.size() == V, "host_of: one for each device");
+        return Pairs(hosts, std::move(inside), number, name);
+    };
+    DeviceLinks links{to_vector(speed),
+                      pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
+                      pairs(latency_ms, {}, {}, "latency_ms")};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
                         microbatch_size, max_replicas);
 }
@@ -318,7 +324,8 @@ NB_MODULE(_kernels, m) {
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
-             "microbatch_size"_a, "max_replicas"_a, "group"_a = std::vector<int>())
+             "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
+             "inside_bytes_per_ms"_a = std::vector<double>())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a)

@@ -61,39 +61,41 @@ double RangeSums::operator()(int first, int end) const {
     return sum;
 }
 
-Pairs::Pairs(std::vector<double> table, std::vector<int> group, int num_devices, const char* name)
-    : group_(std::move(group)) {
-    const bool is_single = group_.empty() && table.size() == 1;
-    size_ = is_single ? 1 : num_devices;
-    if (!group_.empty()) {
-        if (group_.size() != static_cast<std::size_t>(num_devices)) refuse("group: one for each device");
-        const auto [least, most] = std::minmax_element(group_.begin(), group_.end());
-        size_ = static_cast<std::size_t>(*most) + 1;
-        if (*least < 0) refuse("group: is negative");
-    }
-    is_full_ = group_.empty() && size_ == static_cast<std::size_t>(num_devices);
-    if (is_full_ && table.size() == size_ * size_)  // a device has no link to itself
+Pairs::Pairs(std::vector<double> table, int num_devices, const char* name)
+    : size_(num_devices), is_full_(true) {
+    if (table.size() == size_ * size_)  // a device has no link to itself
         for (std::size_t u = 0; u < size_; ++u) table[u * size_ + u] = 0.0;
     require_values(table, size_ * size_, name);
-    if (!is_full_ && group_.empty()) group_.assign(num_devices, 0);
     table_ = std::make_shared<const std::vector<double>>(std::move(table));
     data_ = table_->data();
     find_one_number();
 }
 
+Pairs::Pairs(std::vector<int> host_of, std::vector<double> inside, double between, const char* name)
+    : size_(inside.size()), host_of_(std::move(host_of)), between_(between), is_full_(false) {
+    for (int host : host_of_)
+        if (host < 0 || static_cast<std::size_t>(host) >= size_)
+            refuse("host_of: " + std::to_string(host) + " is no host");
+    require_values(inside, size_, name);
+    require_values({between}, 1, name);
+    table_ = std::make_shared<const std::vector<double>>(std::move(inside));
+    data_ = table_->data();
+    find_one_number();
+}
+
 void Pairs::find_one_number() {
-    one_number_ = size_ > 1 ? data_[1] : is_full_ ? 0.0 : data_[0];
-    for (std::size_t u = 0; u < size_; ++u)
-        for (std::size_t v = 0; v < size_; ++v)
-            if (!(is_full_ && u == v) && data_[u * size_ + v] != one_number_) return;
-    is_one_number_ = true;
+    const std::size_t num_values = table_->size();
+    one_number_ = !is_full_ ? data_[0] : size_ > 1 ? data_[1] : 0.0;
+    for (std::size_t k = 0; k < num_values; ++k)
+        if (!(is_full_ && k % (size_ + 1) == 0) && data_[k] != one_number_) return;
+    is_one_number_ = is_full_ || size_ == 1 || between_ == one_number_;
 }
 
 Pairs Pairs::on_devices(const std::vector<int>& order) const {
     if (!is_full_) {
         Pairs result = *this;
-        result.group_.clear();
-        for (int u : order) result.group_.push_back(group_[u]);
+        result.host_of_.clear();
+        for (int u : order) result.host_of_.push_back(host_of_[u]);
         return result;
     }
     const std::size_t size = order.size();
@@ -101,7 +103,7 @@ Pairs Pairs::on_devices(const std::vector<int>& order) const {
     for (std::size_t a = 0; a < size; ++a)
         for (std::size_t b = 0; b < size; ++b)
             table[a * size + b] = data_[static_cast<std::size_t>(order[a]) * size_ + order[b]];
-    return Pairs(std::move(table), {}, static_cast<int>(size), "links");
+    return Pairs(std::move(table), static_cast<int>(size), "links");
 }
 
 Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,

@@ -16,18 +16,19 @@ struct LayerCosts {
     std::vector<double> parameter_bytes;                    // [layers]
 };
 
-// One number for each ordered pair of different devices: as a full matrix, as one number for all, or
-// as a number for each pair of groups, where the devices of a group cannot be told apart.
+// One number for each ordered pair of different devices: as a full matrix, or as one number for each
+// host and one for all pairs of hosts.
 class Pairs {
   public:
-    // A table of size * size numbers. `group` has for each device its row and column of the table;
-    // where it is empty, each device has its own, or the table is a single number for all.
-    // Throws std::invalid_argument unless all numbers are finite and >= 0 and all groups exist.
-    Pairs(std::vector<double> table, std::vector<int> group, int num_devices, const char* name);
+    // A full matrix. All constructors throw std::invalid_argument unless all numbers are finite and
+    // >= 0 and the sizes fit.
+    Pairs(std::vector<double> table, int num_devices, const char* name);
+    // `host_of` has the host of each device, `inside` a number for each host.
+    Pairs(std::vector<int> host_of, std::vector<double> inside, double between, const char* name);
 
     double operator()(int u, int v) const {
-        return is_full_ ? data_[static_cast<std::size_t>(u) * size_ + v]
-                        : data_[static_cast<std::size_t>(group_[u]) * size_ + group_[v]];
+        if (is_full_) return data_[static_cast<std::size_t>(u) * size_ + v];
+        return host_of_[u] == host_of_[v] ? data_[host_of_[u]] : between_;
     }
     // By the index that Instance::at gives; only for full matrices.
     double operator[](std::size_t index) const { return data_[index]; }
@@ -44,8 +45,9 @@ class Pairs {
 
     std::shared_ptr<const std::vector<double>> table_;
     const double* data_;
-    std::size_t size_;
-    std::vector<int> group_;  // [devices]; empty where full
+    std::size_t size_;          // devices or hosts
+    std::vector<int> host_of_;  // [devices]; empty where full
+    double between_ = 0.0;
     bool is_full_, is_one_number_ = false;
     double one_number_ = 0.0;
 };

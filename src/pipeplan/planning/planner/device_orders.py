@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeplan.cluster import HostMatrix
 from pipeplan.cost import CostModel, Floats
 from pipeplan.planning.planner.device_order import recursive_device_order
 from pipeplan.planning.problem import check_deadline
@@ -31,7 +32,8 @@ def device_orders(
     for order in _all_orders(cost, by_cuts, deadline):
         if order not in seen:
             seen.add(order)
-            distinct.setdefault(_appearance(cost, order), order)
+            look = _appearance(cost, order) if cost.host_links is None else bytes(len(seen))
+            distinct.setdefault(look, order)
         if len(distinct) >= most:
             break
     return list(distinct.values())
@@ -47,6 +49,9 @@ def _all_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator[tup
 
 
 def _forward_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator[tuple[int, ...]]:
+    if cost.host_links is not None:
+        yield from _orders_of_hosts(cost, cost.host_links)
+        return
     if by_cuts:
         yield recursive_device_order(cost, range(len(cost.speed_D)), deadline=deadline)
     symmetric_DD = np.where(
@@ -59,6 +64,21 @@ def _forward_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator
     yield _nearest_neighbour_order(symmetric_DD, deadline)
     if len(set(cost.speed_D.tolist())) > 1:
         yield tuple(np.argsort(-cost.speed_D, kind="stable").tolist())
+
+
+def _orders_of_hosts(cost: CostModel, links: HostMatrix) -> Iterator[tuple[int, ...]]:
+    """The orders of a large cluster of hosts, where all hosts are equally far apart.
+
+    Host by host; by speed, where speeds differ; and where links inside a host are slower than those
+    between hosts, the first device of each host, then the second ones, and so on.
+    """
+    yield tuple(range(len(cost.speed_D)))
+    if len(set(cost.speed_D.tolist())) > 1:
+        yield tuple(np.argsort(-cost.speed_D, kind="stable").tolist())
+    if links.inside_H.min() < links.between:
+        _, first = np.unique(links.host_of_D, return_index=True)
+        place_D = np.arange(len(cost.speed_D)) - first[links.host_of_D]
+        yield tuple(np.argsort(place_D, kind="stable").tolist())
 
 
 def _appearance(cost: CostModel, order: tuple[int, ...]) -> bytes:
