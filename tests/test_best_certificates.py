@@ -211,10 +211,11 @@ class TestBest:
         searched, targets = [], []
         real = _core.local_search
 
-        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline):
+        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline, known_ms):
             searched.append((budget, deadline))
             targets.append(target_ms)
-            return real(instance, starts, seed, min(budget, 1e5), target_ms, num_threads)
+            budget = min(budget, 1e5)
+            return real(instance, starts, seed, budget, target_ms, num_threads, known_ms=known_ms)
 
         monkeypatch.setattr(_core, "local_search", spy)
         problem = open_problem()

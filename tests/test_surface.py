@@ -106,6 +106,7 @@ COMMANDS = {
         "--json",
     },
     "demo": {"-o", "--output"},
+    "export-checkpoint": {"directory", "-o", "--output"},
     "plan": {
         "model",
         "cluster",

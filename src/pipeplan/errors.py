@@ -9,7 +9,9 @@
     │   ├── PlanFileError                ... in a plan
     │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
     ├── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
+    ├── NonFiniteLossError               the loss is NaN or infinite, and that was to be raised
     └── RuntimeMismatchError             plan, model, batch and ranks do not fit (exit code 2)
+        └── CheckpointError              ... a checkpoint is damaged, or of another model
     KeyboardInterrupt
     └── PlanningInterrupted              Ctrl-C; carries the best plan so far (exit code 130)
 """
@@ -17,9 +19,11 @@
 from typing import Any
 
 __all__ = [
+    "CheckpointError",
     "ClusterError",
     "InfeasibleError",
     "InputError",
+    "NonFiniteLossError",
     "PipeplanError",
     "PlanFileError",
     "PlanningInterrupted",
@@ -63,6 +67,14 @@ class InfeasibleError(PipeplanError):
 
 class RuntimeMismatchError(PipeplanError):
     """The plan does not fit the model, the batch or the ranks that are to run it."""
+
+
+class CheckpointError(RuntimeMismatchError):
+    """A checkpoint or a file of weights is damaged, of another model, or cannot be written."""
+
+
+class NonFiniteLossError(PipeplanError):
+    """The loss of a step is NaN or infinite."""
 
 
 class PlanningInterrupted(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pipeplan.documents.text import only_printable, printable
-from pipeplan.errors import InputError, PipeplanError
+from pipeplan.errors import CheckpointError, InputError, PipeplanError
 from pipeplan.pipeline import Plan
 
 if TYPE_CHECKING:
@@ -50,6 +50,14 @@ class _InterruptedError(Exception):
 @click.option("--as-is", is_flag=True, help="Refuse a plan that cannot run instead of replanning.")
 @click.option("--steps", default=10, show_default=True, help="How many batches.")
 @click.option("--checkpoint", type=click.Path(), help="Continue from this folder, and save there.")
+@click.option(
+    "--resume-from",
+    type=click.Path(),
+    help="Continue from this checkpoint instead of the newest one in --checkpoint.",
+)
+@click.option(
+    "--trust", is_flag=True, help="Load a checkpoint of pipeplan's first format; it can run code."
+)
 @click.option("--trace", type=click.Path(), help="Write a Chrome trace of the last step.")
 def run_command(
     plan: str,
@@ -61,6 +69,8 @@ def run_command(
     as_is: bool,
     steps: int,
     checkpoint: str | None,
+    resume_from: str | None,
+    trust: bool,
     trace: str | None,
 ) -> None:
     """Train the model that BUILD (MODULE:FUNCTION) makes, by PLAN, on torchrun's ranks."""
@@ -80,6 +90,7 @@ def run_command(
         join_ranks()
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         with Pipeline(read, model, loss_fn, lambda found: kind(found, lr=lr)) as pipeline:
+            _resume(pipeline, checkpoint, resume_from, trust=trust)
             _train(pipeline, make_batch, steps, checkpoint)
             if trace:
                 pipeline.write_trace(trace)
@@ -90,6 +101,20 @@ def run_command(
         raise _InterruptedError(is_said=hasattr(interrupt, "__notes__")) from None
 
 
+def _resume(
+    pipeline: "Pipeline", checkpoint: str | None, resume_from: str | None, *, trust: bool
+) -> None:
+    """Continue from a checkpoint, if there is one; the one that is named has to be there."""
+    path = resume_from or checkpoint
+    if path is None:
+        return
+    if pipeline.load(path, trust=trust):
+        if pipeline.rank == 0:
+            click.echo(f"goes on after step {pipeline.num_steps}")
+    elif resume_from:
+        raise CheckpointError(f"--resume-from: {resume_from!r} holds no checkpoint")
+
+
 def _train(
     pipeline: "Pipeline", make_batch: Callable[..., Any], steps: int, checkpoint: str | None
 ) -> None:
@@ -98,8 +123,6 @@ def _train(
     predicted = ""
     if plan.predicted is not None:
         predicted = f" (predicted {plan.predicted.iteration_ms:.1f} ms)"
-    if checkpoint and pipeline.load(checkpoint) and pipeline.rank == 0:
-        click.echo(f"goes on after step {pipeline.num_steps}")
     rows = plan.microbatches * plan.model.microbatch_size
     while pipeline.num_steps < steps:
         loss = pipeline.step(*make_batch(pipeline.num_steps, rows))

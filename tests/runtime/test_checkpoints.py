@@ -15,8 +15,12 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from pipeplan.runtime import Pipeline, RuntimeMismatchError, checkpoints  # noqa: E402
-from pipeplan.runtime.checkpoints import newest_checkpoint, put_in_place  # noqa: E402
+from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
+from pipeplan.runtime.checkpoints import folders  # noqa: E402
+from pipeplan.runtime.checkpoints.descriptions import Progress  # noqa: E402
+from pipeplan.runtime.checkpoints.folders import newest_checkpoint, put_in_place  # noqa: E402
+from pipeplan.runtime.checkpoints.loading import load_checkpoint  # noqa: E402
+from pipeplan.runtime.checkpoints.saving import TrainingState, save_checkpoint  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
@@ -145,9 +149,9 @@ def test_a_checkpoint_left_between_two_renames_gets_its_name_back(tmp_path):
 
 def test_folders_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
     synced = []
-    sync = checkpoints.sync_folder
+    sync = folders.sync_folder
     monkeypatch.setattr(
-        checkpoints,
+        folders,
         "sync_folder",
         lambda folder: (
             synced.append((folder.name, (tmp_path / "step-00000002").exists())) or sync(folder)
@@ -176,7 +180,7 @@ def tiny_state(number):
             parameter.fill_(number)
             optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, number)
     names = {name: name for name, _ in model.named_parameters()}
-    return checkpoints.TrainingState(model=model, optimizer=optimizer, first_name_of=names)
+    return TrainingState(model=model, optimizer=optimizer, first_name_of=names)
 
 
 def write(folder, number):
@@ -185,15 +189,15 @@ def write(folder, number):
 
 
 def save(folder, number, num_steps=None):
-    progress = checkpoints.Progress(num_steps=num_steps or number, loss_scale=float(number))
-    checkpoints.save_checkpoint(tiny_state(number), progress, folder, keep=2)
+    progress = Progress(num_steps=num_steps or number, loss_scale=float(number))
+    save_checkpoint(tiny_state(number), progress, folder, keep=2)
 
 
 def read(folder):
     """The number that all of the newest checkpoint holds; it fails if parts of it differ."""
     state = tiny_state(-1)
     with alone():
-        progress = checkpoints.load_checkpoint(state, folder)
+        progress = load_checkpoint(state, folder).progress
     tensors = [
         *state.model.parameters(),
         *(slots["momentum_buffer"] for slots in state.optimizer.state.values()),

@@ -230,3 +230,26 @@ def test_a_backward_before_the_first_step_starts_nothing(other):
     assert (reducer.started_inside, other.started) == (0, [])
     reducer.finish()
     assert (reducer.started_inside, len(other.started)) == (0, 1)
+
+
+def test_gradients_that_arrive_in_parts_are_complete(other):
+    """A re-entrant checkpoint gives a shared weight's gradient in parts."""
+    from torch.utils.checkpoint import checkpoint
+
+    shared, last = parameters = make_parameters(1, 1)
+    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)], 4)
+    x = torch.ones(1, requires_grad=True)
+
+    def run():
+        y = checkpoint(lambda x: x * shared, x * last, use_reentrant=True)
+        checkpoint(lambda x: 3 * x * shared, y, use_reentrant=True).backward()
+
+    for num_backwards in (1, 2, 3):
+        reducer.begin()
+        for number in range(num_backwards):
+            reducer.begin_backward(is_last=number == num_backwards - 1)
+            run()
+        reducer.finish()
+        # 3 * x * shared * shared * last, on this rank and on the other one
+        assert shared.grad.item() == 2 * 6 * num_backwards
+        assert last.grad.item() == 2 * 3 * num_backwards

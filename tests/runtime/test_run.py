@@ -142,6 +142,20 @@ def test_run_goes_on_from_its_checkpoint(tmp_path):
     torchrun(2, *arguments, "--steps", "3", *options, cwd=EXAMPLES)
     more = torchrun(2, *arguments, "--steps", "4", *options, cwd=EXAMPLES)
     assert more.stdout.startswith("goes on after step 3\nstep    4")
+    damaged = tmp_path / "saved" / "step-00000004" / "stage-001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x99")
+    refused = torchrun(2, *arguments, "--steps", "5", *options, cwd=EXAMPLES)
+    before = tmp_path / "saved" / "step-00000003"
+    said = [line for line in refused.stderr.splitlines() if line.startswith("pipeplan:")]
+    assert len(said) == 1
+    assert said[0].startswith(f"pipeplan: {damaged}: ")
+    assert said[0].endswith(f"--resume-from {before}")
+    resume = (*arguments, "--steps", "4", *options, "--resume-from", before)
+    again = torchrun(2, *resume, cwd=EXAMPLES)
+    assert (
+        again.stdout.split(" ms")[0].rsplit(" ", 1)[0]
+        == more.stdout.split(" ms")[0].rsplit(" ", 1)[0]
+    )
 
 
 @pytest.mark.full

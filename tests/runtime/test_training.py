@@ -46,6 +46,34 @@ def train_alone(model, loss_fn, data):
     return losses, first_gradients, model.state_dict()
 
 
+def as_doubles(batch):
+    return tuple(part.double() if part.is_floating_point() else part for part in batch)
+
+
+def compare_doubles(rank, cases):
+    """For each plan, the parameters whose gradients are off by more than 1e-10, in float64."""
+    findings = []
+    for kind, plan in cases:
+        model, _, loss_fn, make_batch = make_case(kind)
+        reference = copy.deepcopy(model.double())
+        data = as_doubles(batches(make_batch, plan, 1)[0])
+        with Pipeline(
+            plan, model, loss_fn, make_optimizer, watchdog=WatchdogOptions(hang_timeout_s=60)
+        ) as pipeline:
+            pipeline.step(*data)
+            found = dict(pipeline.model.named_parameters()) if pipeline.model is not None else {}
+        loss_fn(reference(data[0]), data[1]).backward()
+        known = dict(reference.named_parameters(remove_duplicate=False))
+        findings.append(
+            [
+                f"gradient of {name} off by {error:.2g}"
+                for name, parameter in found.items()
+                if (error := float((parameter.grad - known[name].grad).abs().max())) > 1e-10
+            ]
+        )
+    return findings
+
+
 def train_by_plans(rank, cases):
     """For each plan whether losses, gradients and parameters are those of one process."""
     findings = []
@@ -97,9 +125,9 @@ def random_cases(count, seed=3):
     return cases
 
 
-def check_cases(cases):
+def check_cases(cases, train=train_by_plans):
     # All plans share one process group, which saves most of the time.
-    for rank, findings in enumerate(run_ranks(MAX_RANKS, train_by_plans, cases, timeout_s=600)):
+    for rank, findings in enumerate(run_ranks(MAX_RANKS, train, cases, timeout_s=600)):
         for (kind, plan), problems in zip(cases, findings, strict=True):
             assert not problems, f"rank {rank}, {kind}, {plan.stages}: {problems}"
 
@@ -111,3 +139,12 @@ def test_a_tenth_of_the_random_plans():
 @pytest.mark.full
 def test_all_random_plans():
     check_cases(random_cases(NUM_PLANS))
+
+
+def test_gradients_in_float64_of_a_few_random_plans():
+    check_cases(random_cases(NUM_PLANS, seed=4)[::20], compare_doubles)
+
+
+@pytest.mark.full
+def test_gradients_in_float64_of_all_random_plans():
+    check_cases(random_cases(NUM_PLANS, seed=4), compare_doubles)

@@ -149,4 +149,5 @@ def local_search(
     target_ms: float,
     num_threads: int,
     deadline: float = ...,
+    known_ms: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...

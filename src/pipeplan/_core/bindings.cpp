@@ -295,14 +295,16 @@ nb::tuple py_judge_plan(const Instance& instance, const PlacedPlan& plan, double
 
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
                          std::uint64_t seed, double budget, double target_ms, int num_threads,
-                         double deadline) {
+                         double deadline, double known_ms) {
     for (const PlacedPlan& start : starts)
         require(start.fits(instance), "starts: a plan was made for another instance");
     require(budget >= 0 && budget < 1e18, "budget: is not within 0..1e18");
     require_not_nan(target_ms, "target_ms: is not a number");
+    require_not_nan(known_ms, "known_ms: is not a number");
     std::vector<SearchResult> found =
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            return local_search(instance, starts, seed, budget, target_ms, pool, control);
+            return local_search(instance, starts, seed, budget, target_ms, known_ms, pool,
+                                control);
         });
     nb::list result;
     for (SearchResult& one : found)
@@ -358,5 +360,5 @@ NB_MODULE(_kernels, m) {
     m.def("judge_plan", &py_judge_plan, "instance"_a, "plan"_a, "best_ms"_a, "worth_ms"_a,
           "deadline"_a = never);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
-          "target_ms"_a, "num_threads"_a, "deadline"_a = never);
+          "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity);
 }

@@ -3,9 +3,12 @@
 // Moves: shift a cut by 1 to 3 layers; move, swap, add, drop or replace a device; swap the sets of
 // two stages; split a stage; merge two; reverse the sets of a run of stages; move a device to the
 // next stage and the cut with it; divide two stages' devices and layers anew. Every fourth time two
-// moves are made at once: some improvements need both. The last three are for up to 64 devices. The temperature falls
-// from 2 % to 0.05 % of the current time. A move is judged by the fixed-plan bound first: what
-// even the bound puts above the time that would be accepted is never simulated.
+// moves are made at once: some improvements need both. The last three are for up to 64 devices. The
+// temperature falls from 2 % to 0.05 % of the current time.
+//
+// A simulation takes as long as a hundred moves. So the walk goes by an estimate: the fixed-plan
+// bound, times how far above its bound a plan nearby was. Only what may beat the best time is
+// simulated.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,34 +18,28 @@
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
 #include "random.hpp"
+#include "search_plan.hpp"
 
 namespace pipeplan {
 namespace {
 
 constexpr double kHottest = 0.02, kColdest = 0.0005;
-constexpr double kWorthTryingAllRules = 1.03;
+// Other schedules are rarely more than 1 % faster where the first one is far from the best time.
+constexpr double kWorthTryingAllRules = 1.01;
+// Accepted moves after which the looseness of a bound is measured again.
+constexpr int kOldest = 8;
 constexpr long kMovesBetweenChecks = 16;
 // On 256 devices the budget is too small for them: plans were 4 % slower with than without.
 constexpr int kMostDevicesForLargeMoves = 64;
-constexpr double kUnitsPerBlock = 60.0, kUnitsPerMove = 400.0, kUnitsPerPair = 1.0;
-
-struct SearchStage {
-    int first_layer, end_layer;
-    std::vector<int> devices;
-    StageCosts costs;
-    ChannelCosts channel;      // to the next stage
-    bool costs_known = false;  // of this stage
-    bool channel_known = false;
-};
-
-using SearchPlan = std::vector<SearchStage>;
+constexpr double kUnitsPerBlock = 60.0, kUnitsPerPair = 1.0;
+constexpr double kUnitsPerMove = 150.0, kUnitsPerStage = 25.0;
 
 class Search {
   public:
-    Search(const Instance& in, std::uint64_t seed, double budget, double target_ms,
+    Search(const Instance& in, std::uint64_t seed, double budget, double target_ms, double known_ms,
            Control& control)
         : in_(in), control_(control), random_(seed), budget_(budget),
-          target_ms_(target_ms * (1 + 1e-12)),
+          target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves) {}
 
     SearchResult run(const PlacedPlan& start) {
@@ -58,35 +55,37 @@ class Search {
   private:
     void anneal(const PlacedPlan& start) {
         SearchPlan current = from_placed(start), next;
-        double current_ms = kInfinity;
-        if (complete(current)) current_ms = simulate(current, 0);
-        if (current_ms < kInfinity) try_all_rules(current, current_ms);
+        if (!complete(current)) return;
+        Judgement judged = judge(current, bound_ms(current), {kInfinity, 1.0, 0});
+        SearchPlan champion = current;
+        Judgement champions = judged;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
                 control_.check_without_deadline();
                 if (control_.is_late()) break;
             }
             const double heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
-            spent_ += kUnitsPerMove;
             next = current;  // reuses its memory
+            spent_ += kUnitsPerMove + kUnitsPerStage * static_cast<double>(next.size());
             if (!move(next)) continue;
             // No harm where the second one is impossible.
             if (makes_large_moves_ && random_.below(4) == 0) move(next);
-            if (!complete(next)) continue;
-            const double accept_ms = current_ms * (1.0 - heat * std::log(random_.unit()));
+            const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
+            const double most_ms = accept_ms / judged.looseness;
+            if (!complete(next, most_ms)) continue;
             const double bound = bound_ms(next);
-            if (bound > accept_ms && bound >= best_.iteration_ms) continue;
-            const double next_ms = simulate(next, 0);
-            if (bound < best_.iteration_ms && next_ms < best_.iteration_ms * kWorthTryingAllRules)
-                try_all_rules(next, next_ms);
-            if (next_ms <= accept_ms) {
-                std::swap(current, next);
-                current_ms = next_ms;
-            }
+            if (bound > most_ms) continue;
+            const Judgement found = judge(next, bound, judged);
+            if (found.ms > accept_ms) continue;
+            std::swap(current, next);
+            judged = found;
+            if (judged.ms < champions.ms) champion = current, champions = judged;
         }
+        if (champions.age > 0 && !control_.is_late()) try_all_rules(champion, simulate(champion, 0));
     }
 
-    // The best plan with its true time; without one if the deadline passes before it is known.
+    // With many microbatches the best time is an estimate. The true time takes its place, or none if
+    // the deadline passes first.
     void simulate_best() {
         if (best_.iteration_ms == kInfinity) return;
         SearchPlan found = from_placed(best_.plan);
@@ -98,31 +97,28 @@ class Search {
         }
     }
 
-    static SearchPlan from_placed(const PlacedPlan& placed) {
-        SearchPlan plan;
-        int first = 0;
-        for (int n = 0; n < placed.num_stages(); ++n) {
-            SearchStage stage;
-            stage.first_layer = first;
-            stage.end_layer = first = placed.end_layer()[n];
-            stage.devices = placed.devices()[n];
-            plan.push_back(std::move(stage));
-        }
-        return plan;
+    struct Judgement {
+        double ms;         // simulated, or the bound times the looseness
+        double looseness;  // time by bound, where it was simulated last
+        int age;           // accepted moves since then
+    };
+
+    // The time of a plan. What cannot beat the best time is only estimated: by its bound, and by
+    // how much longer than its bound the plan that it came from takes.
+    Judgement judge(const SearchPlan& plan, double bound, const Judgement& last) {
+        const double beat_ms = std::min(known_ms_, best_.iteration_ms);
+        const double estimate_ms = bound * last.looseness;
+        const bool is_close = estimate_ms < beat_ms || last.age >= kOldest;
+        if (bound >= beat_ms || !is_close) return {estimate_ms, last.looseness, last.age + 1};
+        const double ms = simulate(plan, 0);
+        if (ms < beat_ms * kWorthTryingAllRules) try_all_rules(plan, ms);
+        return {ms, bound > 0 ? ms / bound : 1.0, 0};
     }
 
-    PlacedPlan to_placed(const SearchPlan& plan) const {
-        std::vector<int> end_layer;
-        std::vector<std::vector<int>> devices;
-        for (const SearchStage& stage : plan) {
-            end_layer.push_back(stage.end_layer);
-            devices.push_back(stage.devices);
-        }
-        return PlacedPlan(in_, std::move(end_layer), std::move(devices));
-    }
-
-    // Fills in the costs that a move left open; false where a path is missing.
-    bool complete(SearchPlan& plan) {
+    // Fills in the costs that a move left open; false where a path is missing, or where one stage
+    // or channel alone takes more than `most_ms`.
+    bool complete(SearchPlan& plan, double most_ms = kInfinity) {
+        const double M = in_.num_microbatches;
         for (std::size_t n = 0; n < plan.size(); ++n) {
             SearchStage& stage = plan[n];
             const double k = static_cast<double>(stage.devices.size());
@@ -131,6 +127,8 @@ class Search {
                 stage.costs_known = cost_stage(in_, stage.first_layer, stage.end_layer,
                                                stage.devices, stage.costs);
                 if (!stage.costs_known) return false;
+                const StageCosts& costs = stage.costs;
+                if (M * (costs.forward + costs.backward) + costs.all_reduce > most_ms) return false;
             }
             if (n + 1 < plan.size() && !stage.channel_known) {
                 const std::vector<int>& next = plan[n + 1].devices;
@@ -138,6 +136,7 @@ class Search {
                 stage.channel_known =
                     cost_channel(in_, stage.end_layer, stage.devices, next, stage.channel);
                 if (!stage.channel_known) return false;
+                if (M * channel_busy_ms(stage.channel, in_.half_duplex) > most_ms) return false;
             }
         }
         return true;
@@ -182,7 +181,7 @@ class Search {
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
         for (int rule = 0; rule < kNumRules; ++rule) {
             const double ms = rule == 0 ? first_rule_ms : simulate(plan, rule);
-            if (ms < best_.iteration_ms) best_ = {ms, rule, to_placed(plan)};
+            if (ms < best_.iteration_ms) best_ = {ms, rule, to_placed(in_, plan)};
         }
     }
 
@@ -372,7 +371,7 @@ class Search {
     const Instance& in_;
     Control& control_;
     Random random_;
-    const double budget_, target_ms_;
+    const double budget_, target_ms_, known_ms_;
     const bool makes_large_moves_;
     double spent_ = 0.0;
     bool has_estimates_ = false;
@@ -384,11 +383,11 @@ class Search {
 
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
-                                       double budget, double target_ms, Pool& pool,
-                                       Control& control) {
+                                       double budget, double target_ms, double known_ms,
+                                       Pool& pool, Control& control) {
     std::vector<SearchResult> results(starts.size());
     pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        Search search(instance, seed * 1000003ULL + k, budget, target_ms, control);
+        Search search(instance, seed * 1000003ULL + k, budget, target_ms, known_ms, control);
         results[k] = search.run(starts[k]);
     });
     return results;

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,13 @@ from pipeplan.errors import InputError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["SEPARATORS", "STANDARD_STREAM", "sync_folder", "write_atomically"]
+__all__ = [
+    "SEPARATORS",
+    "STANDARD_STREAM",
+    "sync_folder",
+    "write_atomically",
+    "write_stream_atomically",
+]
 
 STANDARD_STREAM = "-"
 """The path that means standard input, or standard output."""
@@ -45,13 +51,24 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     if str(path) == STANDARD_STREAM:
         _write_to_stdout(data)
         return
+    write_stream_atomically(path, lambda file: file.write(data))
+
+
+def write_stream_atomically(path: str | Path, fill: Callable[[BinaryIO], object]) -> None:
+    """The same for a file that `fill` writes piece by piece; it may be called several times."""
+    if str(path) == STANDARD_STREAM:
+        sys.stdout.flush()
+        fill(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
     if str(path).endswith(SEPARATORS):
         raise InputError(f"{path}: cannot be written: Is a directory")
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
-            Path(path).write_bytes(data)
+            with open(path, "wb") as file:
+                fill(file)
         else:
-            _replace(Path(path).resolve(), data)  # through a link, so that the link stays one
+            _replace(Path(path).resolve(), fill)  # through a link, so that the link stays one
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise InputError(f"{path}: cannot be written: {reason}") from None
@@ -70,11 +87,11 @@ def _write_to_stdout(data: bytes) -> None:
         stream.flush()
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(target: Path, fill: Callable[[BinaryIO], object]) -> None:
     _remove_dead_parts(target.parent)
     for tries_left in reversed(range(MAX_TRIES)):
         with _locked_part(target.parent) as (part, file):
-            file.write(data)
+            fill(file)
             file.flush()
             os.fsync(file.fileno())
             try:

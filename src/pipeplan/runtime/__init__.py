@@ -11,19 +11,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeplan.errors import RuntimeMismatchError
+    from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
     from pipeplan.runtime.batches import Whole
+    from pipeplan.runtime.extra_losses import add_loss, collect_losses
+    from pipeplan.runtime.step_results import StepResult
     from pipeplan.runtime.supervision.launching import join_ranks
     from pipeplan.runtime.supervision.watchdog import WatchdogOptions
     from pipeplan.runtime.training import Pipeline
 
-__all__ = ["Pipeline", "RuntimeMismatchError", "WatchdogOptions", "Whole", "join_ranks"]
+__all__ = [
+    "CheckpointError",
+    "NonFiniteLossError",
+    "Pipeline",
+    "RuntimeMismatchError",
+    "StepResult",
+    "WatchdogOptions",
+    "Whole",
+    "add_loss",
+    "collect_losses",
+    "join_ranks",
+]
 
 _MODULE_OF = {
+    "CheckpointError": "pipeplan.errors",
+    "NonFiniteLossError": "pipeplan.errors",
     "Pipeline": "pipeplan.runtime.training",
     "RuntimeMismatchError": "pipeplan.errors",
+    "StepResult": "pipeplan.runtime.step_results",
     "WatchdogOptions": "pipeplan.runtime.supervision.watchdog",
     "Whole": "pipeplan.runtime.batches",
+    "add_loss": "pipeplan.runtime.extra_losses",
+    "collect_losses": "pipeplan.runtime.extra_losses",
     "join_ranks": "pipeplan.runtime.supervision.launching",
 }
 

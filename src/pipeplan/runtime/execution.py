@@ -1,12 +1,15 @@
 """Runs one replica's blocks: a microbatch forward or backward through its stage.
 
-Random numbers: every block seeds the generator by (seed, step, stage, microbatch, replica). So a
-run repeats bit by bit, and recomputation draws the same numbers as the forward. Different replicas
-and microbatches drop different elements.
+Random numbers: every block seeds the generators of torch, Python and numpy by (seed, step, stage,
+microbatch, replica). So a run repeats bit by bit, and recomputation draws the same numbers as the
+forward. Different replicas and microbatches drop different elements.
+
+State: with recomputation, modules get back the buffers and attributes that they had in front of the
+first forward, and afterwards those that they had before the second. So nothing counts twice.
 """
 
 import contextlib
-import hashlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +19,16 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.random_state import BlockSeeds, seed_all
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
+from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["BlockSeeds", "LossTerms", "StageRunner"]
+__all__ = ["LossTerms", "StageRunner"]
 
 Function = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSeeds:
-    """Makes the seeds of a replica's blocks."""
-
-    seed: int
-    stage: int
-    replica: int
-
-    def of(self, step: int, microbatch: int) -> int:
-        """The seed of one block."""
-        text = f"{self.seed}/{step}/{self.stage}/{microbatch}/{self.replica}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +44,22 @@ class LossTerms:
         """The weight of these targets in the mean."""
         return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
 
+    def of(
+        self,
+        output: Any,
+        targets: Any,
+        share: float,
+        autocast: contextlib.AbstractContextManager[Any],
+    ) -> torch.Tensor:
+        """The mean loss of some rows; zero if their share of the batch's weight is zero."""
+        if share:
+            with autocast:
+                loss: torch.Tensor = self.loss_fn(output, targets)
+            return loss
+        # Rows without weight have no mean loss. The backward still has to run through them.
+        tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+        return sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -64,6 +73,12 @@ class _Kept:
     """The gradient of the loss, on the last stage; None elsewhere."""
     call: Any
     seed: int
+    extra_roots: list[GradientEdge]
+    """Where the backward of losses that layers added begins; empty with recomputation."""
+    extra_scale: float
+    """The gradient of each of these losses."""
+    state: ModuleState | None
+    """What the modules remembered in front of the forward; None without recomputation."""
 
 
 class StageRunner:
@@ -83,13 +98,25 @@ class StageRunner:
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
         self._kept: dict[int, _Kept] = {}
-        self._evaluates = False
+        self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
-        self._statistics = [
-            layer
-            for layer in module.model.modules()
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-        ]
+        self._extra: list[torch.Tensor] = []
+        self._front: ModuleState | None = None
+        """What modules remembered in front of the last forward."""
+        self._changing: list[nn.Module] | None = None
+        """Modules whose state changes in a forward; None until the first one."""
+        self.extra_loss: torch.Tensor | float = 0.0
+        """What layers added to the loss in the last forward, times the rows' share of the batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stage computes."""
+        return self._device
+
+    @property
+    def clones_inputs(self) -> bool:
+        """Whether layers have changed their inputs in place, and get copies since then."""
+        return self._clones_inputs
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -104,6 +131,12 @@ class StageRunner:
             self._evaluates = False
             for module, training in modes:
                 module.training = training
+
+    def on(self, device: torch.device) -> "StageRunner":
+        """The same runner for another device, to which its module was moved."""
+        other = copy.copy(self)
+        other._device, other._kept = device, {}
+        return other
 
     def sharing_casts(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, microbatches share the parameters that autocast casts to lower precision.
@@ -126,20 +159,28 @@ class StageRunner:
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
         *,
         learn: bool = False,
+        row_share: float = 0.0,
+        gradient_scale: float = 1.0,
     ) -> tuple[list[torch.Tensor], Any]:
         """The tensors that leave the stage, and the template that joins them.
 
-        `learn` always computes with gradients, to find out which outputs have one.
+        `learn` always computes with gradients, to find out which outputs have one. `row_share` is
+        the rows' share of the batch, by which losses that layers add count.
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
+        state = self._save_state()
         with torch.set_grad_enabled(not self._evaluates and (learn or not self._recompute)):
             output = self._run(carried, call, seed)
+        self._learn_changes(state)
         tensors, shape = take_tensors(output, f"layers {self._module.layers_text}")
-        if self._recompute:
-            self._keep(microbatch, _Kept(carried, [], None, call, seed))
-        else:
-            self._keep(microbatch, _Kept(carried, _roots(tensors), None, None, seed))
+        roots = [] if self._recompute else _roots(tensors)
+        again = call if self._recompute else None
+        extra = self._take_extra(row_share)
+        self._keep(
+            microbatch,
+            _Kept(carried, roots, None, again, seed, extra, row_share * gradient_scale, state),
+        )
         return tensors, shape
 
     def forward_last(
@@ -152,37 +193,76 @@ class StageRunner:
         targets: Any,
         share: float,
         gradient_scale: float,
+        *,
+        row_share: float = 0.0,
     ) -> torch.Tensor:
         """The loss and the metrics of these rows, times the rows' share of the batch's weight."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
+        state = self._save_state()
         with torch.set_grad_enabled(not self._evaluates and not self._recompute):
             loss, stats = self._run_loss(carried, call, seed)
+        self._learn_changes(state)
         roots = [] if self._recompute else _roots([loss])
         scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
         again = call if self._recompute else None
-        self._keep(microbatch, _Kept(carried, roots, [scale], again, seed))
+        extra = self._take_extra(row_share)
+        self._keep(
+            microbatch,
+            _Kept(carried, roots, [scale], again, seed, extra, row_share * gradient_scale, state),
+        )
         return stats
 
     def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of the stage's inputs; `grad_outputs` are the gradients of its outputs."""
         kept = self._kept.pop(microbatch)
-        roots = kept.roots
-        if self._recompute:
-            with self._frozen_statistics():
-                roots = self._forward_again(kept)
-        if roots:
-            torch.autograd.backward(roots, kept.grad_outputs or grad_outputs)
-        gradients = []
+        roots, extra = kept.roots, kept.extra_roots
+        if kept.state is not None:
+            now = ModuleState(self._changing or [])
+            kept.state.put_back()
+            self._runs_again = True
+            roots = self._forward_again(kept)
+            self._runs_again = False
+            extra = _roots(self._extra)
+            self._extra = []
+            now.put_back()
+        if roots or extra:
+            gradients = [*(kept.grad_outputs or grad_outputs)][: len(roots)]
+            gradients += [torch.tensor(kept.extra_scale, device=self._device)] * len(extra)
+            torch.autograd.backward([*roots, *extra], gradients)
+        found = []
         for tensor in kept.carried:
             if tensor.requires_grad:
-                gradients.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+                found.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
                 tensor.grad = None
-        return gradients
+        return found
 
     def _keep(self, microbatch: int, kept: _Kept) -> None:
         if not self._evaluates:
             self._kept[microbatch] = kept
+
+    def _save_state(self) -> ModuleState | None:
+        """What the modules remember that a forward changes; None if no forward will run again."""
+        if not self._recompute or self._evaluates:
+            return None
+        modules = self._module.model.modules() if self._changing is None else self._changing
+        self._front = ModuleState(modules)
+        return self._front
+
+    def _learn_changes(self, state: ModuleState | None) -> None:
+        """Find out, in the first forward, which modules remember something."""
+        if state is not None and self._changing is None:
+            self._changing = state.changed()
+            state.restrict(self._changing)
+
+    def _take_extra(self, row_share: float) -> list[GradientEdge]:
+        """Where the backward of added losses begins; sums these losses up."""
+        self.extra_loss = sum(
+            (loss.detach().double() * row_share for loss in self._extra), start=0.0
+        )
+        extra = [] if self._recompute or self._evaluates else _roots(self._extra)
+        self._extra = []
+        return extra
 
     def _forward_again(self, kept: _Kept) -> list[GradientEdge]:
         if kept.grad_outputs is not None:
@@ -193,48 +273,42 @@ class StageRunner:
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         """The output of the layers.
 
-        Layers may change their inputs in place. Once that is noticed, they get copies.
+        Layers may change their inputs in place. With recomputation they then get copies.
         """
         if self._clones_inputs:
             return self._run_on(_cloned(carried), _cloned(call[:2]), seed)
-        if self._recompute and not torch.is_grad_enabled():
+        if self._recompute and not self._runs_again:
             return self._run_and_compare(carried, call, seed)
-        try:
-            return self._run_on(carried, call, seed)
-        except RuntimeError as error:
-            # The first layer may work in place, which autograd forbids on a leaf.
-            if "leaf Variable that requires grad" not in str(error):
-                raise
-        self._clones_inputs = True
-        return self._run(carried, call, seed)
+        return self._run_on(_entered(carried), call, seed)
 
     def _run_and_compare(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
-        """Run without gradients, and notice inputs that change in place.
-
-        Autograd does not complain here, but recomputation needs the unchanged inputs.
-        """
+        """Run, and notice inputs that change in place; recomputation needs them unchanged."""
         tensors = [*carried, *tensors_in(call[1])]
-        versions = [tensor._version for tensor in tensors]
-        copies = None if self._is_checked else [tensor.detach().clone() for tensor in tensors]
+        entered = _entered(carried)
+        watched = [*entered, *tensors[len(carried) :]]
+        versions = [count_changes(tensor) for tensor in watched]
+        backups = None if self._is_checked else [tensor.detach().clone() for tensor in tensors]
         self._is_checked = True
-        output = self._run_on(carried, call, seed)
-        if [tensor._version for tensor in tensors] == versions:
+        output = self._run_on(entered, call, seed)
+        if [count_changes(tensor) for tensor in watched] == versions:
             return output
-        if copies is None:
+        if backups is None:
             raise RuntimeMismatchError(
                 f"layers {self._module.layers_text}: changed their inputs in place, but not in"
                 " their first microbatch; with recompute they must not"
             )
-        for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.copy_(copy)
+        for tensor, backup in zip(tensors, backups, strict=True):
+            tensor.data.copy_(backup)
         self._clones_inputs = True
+        if self._front is not None:
+            self._front.put_back()
         return self._run(carried, call, seed)
 
     def _run_on(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         template, (args, kwargs) = call[:2]
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
-        with self._autocast():
+        with self._autocast(), collect_losses() as self._extra:
             return self._module(value, args, kwargs)
 
     def _run_loss(
@@ -244,17 +318,11 @@ class StageRunner:
             raise AssertionError("only the last stage has a loss")
         output = self._run(carried, call, seed)
         _, _, targets, share = call
-        numbers: list[Any]
+        loss = self._loss.of(output, targets, share, self._autocast())
+        numbers: list[Any] = [0.0] * len(self._loss.metrics)
         if share:
-            with self._autocast():
-                loss = self._loss.loss_fn(output, targets)
             with torch.no_grad():
                 numbers = [fn(output, targets) for fn in self._loss.metrics.values()]
-        else:
-            # Rows without weight have no mean loss. The backward still has to run through them.
-            tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-            loss = sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
-            numbers = [0.0] * len(self._loss.metrics)
         stats = torch.stack(
             [
                 torch.as_tensor(number, device=self._device).detach().double()
@@ -263,31 +331,44 @@ class StageRunner:
         )
         return loss, stats * share
 
+    def seed_block(self, step: int, microbatch: int) -> None:
+        """Seed the generators as the forward of this microbatch does."""
+        self._seed(self._seeds.of(step, microbatch))
+
     def _seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        seed_all(seed, self._device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._amp_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
 
-    @contextlib.contextmanager
-    def _frozen_statistics(self) -> Any:
-        """Restore running means afterwards: recomputation must not count a microbatch twice."""
-        saved = [
-            [(buffer, buffer.clone()) for buffer in module.buffers(recurse=False)]
-            for module in self._statistics
-        ]
-        yield
-        for buffers in saved:
-            for buffer, value in buffers:
-                buffer.data.copy_(value)
+
+class _Entrance(torch.autograd.Function):
+    """Gives layers a tensor that is no leaf, as in the whole model; they may work on it in place.
+
+    It shares the memory of the leaf, but not its count of changes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values."""
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The same gradient."""
+        return gradients[0]
 
 
 def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
     return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+
+
+def _entered(carried: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not torch.is_grad_enabled():
+        return carried
+    return [_Entrance.apply(tensor) for tensor in carried]  # type: ignore[no-untyped-call]
 
 
 def _cloned(value: Any) -> Any:

@@ -11,6 +11,10 @@ agree::
 A parameter that several stages hold (tied weights) is summed over all ranks that hold it, in
 separate buckets. One all-reduce is enough for that: replicas need not be summed first.
 
+A re-entrant activation checkpoint runs backwards inside of a backward. Then the gradient of a
+weight that is used twice arrives in several parts, and a full bucket need not be complete. Once
+that is seen, all-reduces start after the last backward only. The first backward of all shows it.
+
 Each bucket ends with one count for each parameter: on how many ranks it got a gradient. A parameter
 that got none anywhere stays without a gradient, as in ordinary training. The optimizer skips it.
 
@@ -26,6 +30,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from pipeplan.errors import RuntimeMismatchError
 
 __all__ = ["GradientReducer", "Reduction"]
 
@@ -52,6 +58,8 @@ class _Bucket:
     """Gradients that the last backward has still to compute."""
     used: set[int] = field(default_factory=set)
     """Indices of parameters that got a gradient on this rank."""
+    num_arrivals: list[int] = field(default_factory=list)
+    """How often the gradient of each parameter has arrived in this step."""
     work: Any = None
 
 
@@ -68,8 +76,8 @@ class GradientReducer:
         self._buckets = [
             bucket for reduction in reductions for bucket in _buckets(reduction, bucket_bytes)
         ]
-        self._is_last = False
-        self._num_started = 0
+        self._is_last = self._comes_in_parts = self._has_seen_backward = False
+        self._num_started = self._num_backwards = 0
         self.started_inside = 0
         """How many all-reduces the last step started inside its last backward."""
         self._hooks = [
@@ -80,26 +88,39 @@ class GradientReducer:
             for index, parameter in enumerate(bucket.parameters)
         ]
 
-    def begin(self) -> None:
-        """Drop the gradients of the last step."""
+    def begin(self, *, keeps: bool = False) -> None:
+        """Drop the gradients of the last step; or keep them, to add those of the next batch."""
+        self._is_last = False
+        self._num_backwards = 0
+        for bucket in self._buckets:
+            bucket.num_missing = len(bucket.parameters)
+            bucket.num_arrivals = [0] * len(bucket.parameters)
+        if keeps:
+            return
         for parameter in self.parameters:
             parameter.grad = None
-        self._is_last = False
         self._num_started = self.started_inside = 0
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.used.clear()
-            bucket.num_missing = len(bucket.parameters)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
 
+    def begin_backward(self, *, is_last: bool) -> None:
+        """Say that a backward begins; in the last one of a step, full buckets may start."""
+        self._num_backwards += 1
+        self._has_seen_backward = self._has_seen_backward or self._num_backwards > 1
+        if is_last and self._has_seen_backward:
+            self.expect_last()
+
     def expect_last(self) -> None:
         """Say that the next backward is the last of this step: full buckets may start."""
-        self._is_last = True
+        self._is_last = not self._comes_in_parts
 
     def finish(self) -> None:
         """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
         self.started_inside = self._num_started
+        self._has_seen_backward = True
         while self._num_started < len(self._buckets):
             self._start_one()
         for bucket in self._buckets:
@@ -120,6 +141,8 @@ class GradientReducer:
     def _make_hook(self, bucket: _Bucket, index: int) -> Any:
         def arrived(parameter: torch.Tensor) -> None:
             bucket.used.add(index)
+            if bucket.num_arrivals:
+                self._count(bucket, index)
             view = bucket.views[index]
             if parameter.grad is not view:  # autograd or the user has put another tensor there
                 view.copy_(parameter.grad)  # type: ignore[arg-type]
@@ -133,6 +156,17 @@ class GradientReducer:
                     self._start_one()
 
         return arrived
+
+    def _count(self, bucket: _Bucket, index: int) -> None:
+        """Notice gradients that arrive in parts."""
+        bucket.num_arrivals[index] += 1
+        if self._num_backwards and bucket.num_arrivals[index] > self._num_backwards:
+            self._comes_in_parts, self._is_last = True, False
+            if bucket.work is not None:
+                raise RuntimeMismatchError(
+                    "model: a gradient arrives in parts, after its sum over ranks has begun; use"
+                    " torch.utils.checkpoint with use_reentrant=False"
+                )
 
     def _start_one(self) -> None:
         bucket = self._buckets[self._num_started]

@@ -16,23 +16,106 @@ from pipeplan.runtime.gradients import Reduction
 from pipeplan.splitting.stand_ins import StandIn
 
 __all__ = [
+    "LOSS_NAME",
+    "all_parameters",
+    "add_loss_holders",
+    "find_loss_module",
     "find_reductions",
     "first_names",
     "gather_state",
     "make_tie_groups",
     "materialise",
+    "require_initialised",
+    "require_own_parameters",
     "share_initial_values",
     "share_statistics",
 ]
 
 
-def first_names(model: nn.Module) -> dict[str, str]:
+LOSS_NAME = "loss_fn"
+"""The name of a loss module with parameters, beside the model's modules."""
+
+
+def find_loss_module(model: nn.Module, loss_fn: Any) -> nn.Module | None:
+    """The loss, if it is a module with tensors of its own; None otherwise.
+
+    Raises:
+        RuntimeMismatchError: it holds a module of the model.
+    """
+    if not isinstance(loss_fn, nn.Module) or not [*loss_fn.parameters(), *loss_fn.buffers()]:
+        return None
+    known = {id(module) for module in model.modules()}
+    if id(loss_fn) in known:
+        return None  # it is a part of the model, and has a name there
+    for name, module in loss_fn.named_modules():
+        if id(module) in known:
+            raise RuntimeMismatchError(
+                f"loss_fn: its module {name!r} is a part of the model, which the last stage may not"
+                " hold; let the model return what the loss needs"
+            )
+    if hasattr(model, LOSS_NAME):
+        raise RuntimeMismatchError(
+            f"loss_fn: has parameters, and the model has something else called {LOSS_NAME!r};"
+            " rename that"
+        )
+    return loss_fn
+
+
+def first_names(model: nn.Module, loss_module: nn.Module | None = None) -> dict[str, str]:
     """For every name of a parameter, the first name of the same tensor."""
     first_of: dict[int, str] = {}
     return {
         name: first_of.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
+        for name, parameter in all_parameters(model, loss_module)
     }
+
+
+def add_loss_holders(
+    held_by: dict[str, set[int]], model: nn.Module, loss_module: nn.Module | None, last: int
+) -> None:
+    """Add the last stage to the stages that hold the loss module's parameters."""
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in all_parameters(model, loss_module):
+        names_of.setdefault(id(parameter), []).append(name)
+    for name, parameter in loss_module.named_parameters() if loss_module is not None else ():
+        names = names_of[id(parameter)]
+        stages = set().union({last}, *(held_by.get(other, set()) for other in names))
+        held_by.update(dict.fromkeys([*names, f"{LOSS_NAME}.{name}"], stages))
+
+
+def all_parameters(
+    model: nn.Module, loss_module: nn.Module | None
+) -> list[tuple[str, nn.Parameter]]:
+    """Every parameter by every name that it has; those of the loss module come last."""
+    found = list(model.named_parameters(remove_duplicate=False))
+    if loss_module is not None:
+        found += loss_module.named_parameters(LOSS_NAME, remove_duplicate=False)
+    return found
+
+
+def require_own_parameters(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+) -> None:
+    """Refuse an optimizer of parameters that it was not given."""
+    own = {id(parameter) for parameter in parameters}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise RuntimeMismatchError(
+                    "optimizer_fn: its optimizer holds a parameter of shape"
+                    f" {tuple(parameter.shape)} that it was not given; use its argument alone, and"
+                    " make parameters of the loss a part of the model or of a loss module"
+                )
+
+
+def require_initialised(model: nn.Module) -> None:
+    """Refuse parameters that get their shape in the first forward."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise RuntimeMismatchError(
+                f"model: its parameter {name!r} has no shape yet; run one batch through the model"
+                " before you give it to the pipeline"
+            )
 
 
 def make_tie_groups(
@@ -80,19 +163,19 @@ def materialise(
     for module in model.modules():
         if isinstance(module, StandIn):
             module.device = device
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None or not tensor.is_meta:
-                    continue
-                if id(tensor) not in made:
-                    empty: Any = torch.empty_like(tensor, device=device)
-                    if isinstance(tensor, nn.Parameter):
-                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    made[id(tensor)] = (
-                        empty,
-                        tensor,
-                    )  # keep the old one, so that its id is not reused
-                tensors[name] = made[id(tensor)][0]
+        held = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in held:
+            if not tensor.is_meta:
+                continue
+            if id(tensor) not in made:
+                empty: Any = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = (empty, tensor)  # keep the old one, so that its id stays taken
+            setattr(module, name, made[id(tensor)][0])
     if made and init_fn is None:
         raise RuntimeMismatchError(
             "model: is on the meta device and has no values; give init_fn, which fills them"

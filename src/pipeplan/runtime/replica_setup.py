@@ -1,4 +1,4 @@
-"""Sets up one rank's replica: its layers, parameters, channels and optimizer."""
+"""Sets up one rank's replica: its layers, parameters and channels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,24 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
-from pipeplan.runtime.execution import BlockSeeds, LossTerms, StageRunner
+from pipeplan.runtime.execution import LossTerms, StageRunner
 from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.parameters import (
+    LOSS_NAME,
+    add_loss_holders,
+    find_loss_module,
     find_reductions,
     make_tie_groups,
     materialise,
+    require_initialised,
     share_initial_values,
 )
 from pipeplan.runtime.placement import Placement
+from pipeplan.runtime.random_state import BlockSeeds
 from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.stage_modules import StageModule, cut, holders
 
-__all__ = ["OptimizerFn", "Replica", "ReplicaSettings", "set_up_replica"]
-
-OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+__all__ = ["Replica", "ReplicaSettings", "set_up_replica"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,13 @@ class ReplicaSettings:
 
     layers: Sequence[str] | None
     init_fn: Callable[[nn.Module], None] | None
-    optimizer_fn: OptimizerFn
     loss: LossTerms
     amp_dtype: torch.dtype | None
     seed: int
     receive_ahead: int | None
     bucket_bytes: float
+    verifies: bool
+    """Whether stages are compared with the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +55,13 @@ class Replica:
     runner: StageRunner
     exchange: Exchange
     reducer: GradientReducer
+    named: dict[str, nn.Parameter]
+    """The parameters that are trained, by name."""
+    held_by: dict[str, set[int]]
+    """For every parameter of the model, the stages that hold it."""
     parameters: list[nn.Parameter]
     norm_parameters: list[nn.Parameter]
     """Parameters that this rank adds to the norm of gradients; over all ranks, each counts once."""
-    optimizer: torch.optim.Optimizer | None
-    """None if the replica has no parameters."""
     group: Any
     """The replicas of the stage; None if there is only one."""
     ranks: tuple[int, ...]
@@ -81,13 +87,24 @@ def set_up_replica(
     layout = lay_out(
         model, _layer_names(plan, settings.layers), [stage.layers.start for stage in plan.stages]
     )
+    require_initialised(model)
     held_by = holders(model, layout, [stage.layers for stage in plan.stages])
+    loss_module = find_loss_module(model, settings.loss.loss_fn)
+    add_loss_holders(held_by, model, loss_module, plan.num_stages - 1)
     tie_groups = make_tie_groups(held_by, placement.ranks)
     place = placement.find(dist.get_rank())
     if place is None:
         return None
     stage, replica = place
-    module = cut(model, layout, plan.stages[stage].layers)
+    module = cut(
+        model,
+        layout,
+        plan.stages[stage].layers,
+        keep_whole=settings.verifies and not replica,
+        probes=not settings.verifies,
+    )
+    if loss_module is not None and module.is_last:
+        module.attach(LOSS_NAME, loss_module)
     materialise(module.model, transport.device, settings.init_fn)
     named = {name: p for name, p in module.model.named_parameters() if p.requires_grad}
     reductions = find_reductions(named, held_by, first_name_of, groups[stage], tie_groups)
@@ -100,9 +117,10 @@ def set_up_replica(
         runner=_make_runner(plan, module, transport.device, place, settings),
         exchange=_make_exchange(plan, module, place, transport, store, settings),
         reducer=GradientReducer(parameters, reductions, settings.bucket_bytes),
+        named=named,
+        held_by=held_by,
         parameters=parameters,
         norm_parameters=counted,
-        optimizer=settings.optimizer_fn(parameters) if parameters else None,
         group=groups[stage],
         ranks=placement.ranks[stage],
     )

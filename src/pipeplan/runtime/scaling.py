@@ -6,9 +6,6 @@ Reference:
 """
 
 import math
-from collections.abc import Iterable
-
-from torch import nn
 
 __all__ = ["LossScaler"]
 
@@ -22,14 +19,8 @@ class LossScaler:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.scale = FIRST_SCALE if enabled else 1.0
-        self._num_calm_steps = 0
-
-    def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take the factor out of the gradients."""
-        if self.enabled:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(1.0 / self.scale)
+        self.num_calm_steps = 0
+        """Steps since the scale changed."""
 
     def take(self, norm: float) -> bool:
         """Whether the optimizer may step with gradients of this norm; adapts the scale."""
@@ -37,10 +28,10 @@ class LossScaler:
             return True
         if not math.isfinite(norm):
             self.scale /= 2.0
-            self._num_calm_steps = 0
+            self.num_calm_steps = 0
             return False
-        self._num_calm_steps += 1
-        if self._num_calm_steps == STEPS_TO_GROW:
+        self.num_calm_steps += 1
+        if self.num_calm_steps == STEPS_TO_GROW:
             self.scale *= 2.0
-            self._num_calm_steps = 0
+            self.num_calm_steps = 0
         return True

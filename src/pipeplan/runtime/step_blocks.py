@@ -24,7 +24,9 @@ class StepBlocks:
     """The blocks of one step, and what they need."""
 
     step: int
-    """How many steps were taken before."""
+    """How many batches came before."""
+    reduces: bool
+    """Whether gradients are summed over replicas at the end, or kept for the next batch."""
     replica: Replica
     exchange: StepExchange
     device: torch.device
@@ -35,6 +37,8 @@ class StepBlocks:
     targets: Any
     loss: LossTerms | None
     """None except on the last stage."""
+    num_rows: int
+    """The rows of the batch, on all ranks."""
     total_weight: float
     """The weight of all targets of the batch."""
     gradient_scale: float
@@ -71,8 +75,15 @@ class StepBlocks:
         if self.replica.module.needs_inputs:
             inputs = select_rows(self.call, rows, self.device)
         call = (self.step, microbatch, carried, self.exchange.template, inputs)
+        row_share = len(rows) / self.num_rows
         if self.loss is None:
-            tensors, template = runner.forward(*call, learn=self.exchange.is_new)
+            tensors, template = runner.forward(
+                *call,
+                learn=self.exchange.is_new,
+                row_share=row_share,
+                gradient_scale=self.gradient_scale,
+            )
+            self.stats[0] += runner.extra_loss
             self.exchange.send_output(microbatch, tensors, template)
             return
         targets = self.targets
@@ -80,10 +91,12 @@ class StepBlocks:
             targets = select_rows(targets, rows, self.device)
         weight = self.loss.weight(targets, len(rows))
         share = weight / self.total_weight if self.total_weight else 0.0
-        self.stats.add_(runner.forward_last(*call, targets, share, self.gradient_scale))
+        self.stats.add_(
+            runner.forward_last(*call, targets, share, self.gradient_scale, row_share=row_share)
+        )
+        self.stats[0] += runner.extra_loss
 
     def _run_backward(self, microbatch: int, arrived: list[torch.Tensor], *, is_last: bool) -> None:
-        if is_last:
-            self.replica.reducer.expect_last()
+        self.replica.reducer.begin_backward(is_last=is_last and self.reduces)
         gradients = self.replica.runner.backward(microbatch, arrived)
         self.exchange.send_gradients(microbatch, gradients)

@@ -20,21 +20,29 @@ from torch import nn
 from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
-from pipeplan.errors import RuntimeMismatchError
+from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import BatchAgreement, Given
 from pipeplan.runtime.batches import as_call
 from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
-from pipeplan.runtime.parameters import first_names, gather_state, share_statistics
+from pipeplan.runtime.optimizers import (
+    OptimizerFn,
+    ParamGroupsFn,
+    make_optimizer,
+    plan_groups,
+)
+from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
-from pipeplan.runtime.replica_setup import OptimizerFn, ReplicaSettings, set_up_replica
+from pipeplan.runtime.random_state import keeping_random_state
+from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
+from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
-    in_collective,
     in_set_up,
     in_step,
 )
@@ -42,11 +50,15 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
+from pipeplan.runtime.verification.nan_note import NanNote
+from pipeplan.runtime.verification.verdict import can_verify
+from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline:
+class Pipeline(SavedTraining):
     """Trains one model by one plan; every rank makes one and calls `step` with the same batch.
 
     It takes this rank's stage out of `model`. The rest of the model is dropped.
@@ -55,7 +67,9 @@ class Pipeline:
         plan: what runs where and in which order; or the file that says so.
         model: the whole model, built alike on every rank; on the meta device with `init_fn`.
         loss_fn: from the model's output and targets to their mean loss over rows.
-        optimizer_fn: from parameters to an optimizer of them.
+        optimizer_fn: from parameters, or from groups with `param_groups_fn`, to their optimizer.
+        param_groups_fn: from a parameter's name and the parameter to the options of its group, such
+            as `{"weight_decay": 0.0}`. Parameters with equal options form one group.
         layers: a module name for each layer of the plan, if the plan has other names.
         init_fn: fills a model that was built on the meta device; gets this rank's part.
         loss_weight_fn: the weight of targets if it is not the number of rows, such as the number
@@ -70,6 +84,12 @@ class Pipeline:
         device_name: this rank's device in the plan, if hosts do not tell.
         real_hosts: the real name of each host of the plan, if they differ.
         watchdog: how patient the ranks are with each other.
+        on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
+            model as it is, "raise" raises `NonFiniteLossError` on every rank.
+        on_step: is called with a `StepResult` after each step, on every rank.
+        verify: "first-step" compares each stage with the whole model before anything is trained, on
+            a few rows of the first batch. Until then, the first replica of each stage keeps the
+            whole model. "off" leaves that out.
 
     Raises:
         RuntimeMismatchError: plan, model and ranks do not fit together.
@@ -82,6 +102,7 @@ class Pipeline:
         loss_fn: Function,
         optimizer_fn: OptimizerFn,
         *,
+        param_groups_fn: ParamGroupsFn | None = None,
         layers: Sequence[str] | None = None,
         init_fn: Callable[[nn.Module], None] | None = None,
         loss_weight_fn: Callable[[Any], Any] | None = None,
@@ -94,6 +115,9 @@ class Pipeline:
         device_name: str | None = None,
         real_hosts: Mapping[str, str] | None = None,
         watchdog: WatchdogOptions | None = None,
+        on_nan: str = "report",
+        on_step: Callable[[StepResult], None] | None = None,
+        verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeMismatchError(
@@ -105,15 +129,16 @@ class Pipeline:
         settings = ReplicaSettings(
             layers=layers,
             init_fn=init_fn,
-            optimizer_fn=optimizer_fn,
             loss=self._loss,
             amp_dtype=amp_dtype,
             seed=seed,
             receive_ahead=receive_ahead,
             bucket_bytes=bucket_bytes,
+            verifies=can_verify(model, verify, self.rank),
         )
         scaler = LossScaler(enabled=amp_dtype is torch.float16)
-        self._updater = Updater(clip_norm=clip_norm, scaler=scaler)
+        self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
+        self._on_step = on_step
         self._set_up_counters()
         self._take_place(device_name, real_hosts)
         store = _make_store()
@@ -122,19 +147,38 @@ class Pipeline:
         options = watchdog or WatchdogOptions()
         self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
         with in_set_up(self._watchdog):
+            groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, store, settings)
+            replica = self._replica
+            named = replica.named if replica is not None else {}
+            self.optimizer = make_optimizer(
+                optimizer_fn, {self.first_name_of[name]: p for name, p in named.items()}, groups
+            )
+            """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
+            schedulers are alike everywhere."""
+            self._updater.take_up(self.optimizer, replica)
+            self._first_step = FirstStep(
+                self.plan,
+                self.rank,
+                self._placement,
+                replica,
+                self.optimizer,
+                self.first_name_of,
+                settings,
+            )
+            self._set_up_keeping(seed)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
     def _set_up_counters(self) -> None:
-        self.num_steps = 0
-        """Steps taken, those of a loaded checkpoint included."""
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
+        self._batch_rows = 0
         self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
+        self._nan_note = NanNote()
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
@@ -149,7 +193,7 @@ class Pipeline:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        self.first_name_of = first_names(model)
+        self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
             self.plan, model, placement, self._transport, store, self.first_name_of, settings
@@ -158,19 +202,24 @@ class Pipeline:
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
             self.model = self._replica.module.model
-            self._updater.optimizer = self._replica.optimizer
-            self._updater.parameters = self._replica.parameters
-            self._updater.norm_parameters = self._replica.norm_parameters
 
     # ------------------------------------------------------------------ the step
 
-    def step(self, batch: Any, targets: Any = None) -> float:
+    def step(self, batch: Any, targets: Any = None, *, update: bool = True) -> float:
         """Train on one batch, and return its mean loss, the same on every rank.
 
         `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
         A rank whose stage reads neither inputs nor targets may give None, but then in every step.
+
+        With `update=False` the gradients are kept. The next step with `update=True` trains on all
+        these batches as on one larger batch.
         """
-        return self._run_with_others(lambda: self._train(batch, targets))
+        self._keeper.warn_of_waiting()
+        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        self._updater.tell(self.num_steps + (not update))
+        if self._on_step is not None:
+            self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
+        return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
@@ -178,31 +227,33 @@ class Pipeline:
 
     def _run_with_others(self, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
-        device = self._transport.device
-        cuda_devices = [device.index or 0] if device.type == "cuda" else []
         try:
-            with in_step(self._watchdog), torch.random.fork_rng(devices=cuda_devices):
+            with in_step(self._watchdog), keeping_random_state(self._transport.device):
                 return run()
         finally:
             self._watchdog.enter(State.OUTSIDE)
 
-    def _train(self, batch: Any, targets: Any) -> float:
+    def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        blocks, stats = self._begin(batch, targets)
+        blocks, stats = self._begin(batch, targets, reduces=update)
         if blocks is not None:
             replica = blocks.replica
-            replica.reducer.begin()
+            replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
             with replica.runner.sharing_casts():
                 blocks.run(self.plan.schedule[self.stage])
+        if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
-            replica.reducer.finish()
+            blocks.replica.reducer.finish()
             self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
-        self._updater.update(stats)
+        weighs = self._is_last and self.replica == 0
+        weight = blocks.total_weight if blocks is not None and weighs else 0.0
+        self._updater.update(stats, weight, applies=update)
         loss = self._take_stats(stats)
         self._transport.synchronize()
-        self.num_steps += 1
+        self._count(self._batch_rows, is_step=update)
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
         return loss
 
@@ -214,12 +265,13 @@ class Pipeline:
             with replica.runner.evaluating():
                 order = self.plan.schedule[self.stage]
                 blocks.run([block for block in order if block.kind is Kind.FORWARD])
+        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         dist.all_reduce(stats)
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, prefix: str = ""
+        self, batch: Any, targets: Any, prefix: str = "", *, reduces: bool = True
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where loss and metrics are summed.
 
@@ -227,24 +279,28 @@ class Pipeline:
         """
         self._watchdog.enter(State.WAITING, "for the start of the step")
         rows, key = self._agreement.agree(batch, targets, self._require_inputs)
-        self._events = []
+        self._first_step.verify(batch, targets, rows, self._watchdog)
+        self._batch_rows, self._events = rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
         if self._replica is None:
             return None, stats
         routing = self._route(rows)
+        total_weight = self._loss.weight(targets, rows) if self._is_last else 1.0
         blocks = StepBlocks(
-            step=self.num_steps,
+            step=self.num_batches,
+            reduces=reduces,
             replica=self._replica,
             exchange=self._replica.exchange.begin(routing, prefix + key),
             device=self._transport.device,
             rows=routing.rows,
+            num_rows=rows,
             call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
             targets=targets,
             loss=self._loss if self._is_last else None,
-            total_weight=self._loss.weight(targets, rows) if self._is_last else 1.0,
-            gradient_scale=self._updater.scaler.scale,
+            total_weight=total_weight,
+            gradient_scale=self._updater.gradient_scale(total_weight),
             stats=stats,
             watchdog=self._watchdog,
             events=self._events,
@@ -253,6 +309,8 @@ class Pipeline:
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
+        if self._is_last and not self.replica and self._replica is not None:
+            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 
@@ -283,38 +341,7 @@ class Pipeline:
             )
         return self._routing_of[rows]
 
-    # ------------------------------------------------------------------ state
-
-    def full_state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
-        state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        with in_collective(self._watchdog):
-            return gather_state(state, self._transport.device)
-
-    def save(self, directory: str | Path, *, keep: int = 2) -> Path:
-        """Write a checkpoint, each stage its part; it appears whole or not at all."""
-        from pipeplan.runtime import checkpoints
-
-        progress = checkpoints.Progress(num_steps=self.num_steps, loss_scale=self.loss_scale)
-        with in_collective(self._watchdog):
-            state = checkpoints.TrainingState(
-                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
-            )
-            return checkpoints.save_checkpoint(state, progress, Path(directory), keep)
-
-    def load(self, directory: str | Path) -> bool:
-        """Continue from the newest checkpoint there, of any plan; False if there is none."""
-        from pipeplan.runtime import checkpoints
-
-        with in_collective(self._watchdog):
-            state = checkpoints.TrainingState(
-                model=self.model, optimizer=self.optimizer, first_name_of=self.first_name_of
-            )
-            progress = checkpoints.load_checkpoint(state, Path(directory))
-        if progress is None:
-            return False
-        self.num_steps, self.loss_scale = progress.num_steps, progress.loss_scale
-        return True
+    # ------------------------------------------------------------------ the rest
 
     def write_trace(self, path: str | Path) -> None:
         """Write a Chrome trace of the last step beside the predicted one.
@@ -335,24 +362,9 @@ class Pipeline:
             write_trace(self.plan, everyone, path)
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """This rank's optimizer; None if it holds no parameters."""
-        return self._updater.optimizer
-
-    @property
     def gradient_norm(self) -> float | None:
         """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
         return self._updater.gradient_norm
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor on a float16 loss; 1 for other types."""
-        return self._updater.scaler.scale
-
-    @loss_scale.setter
-    def loss_scale(self, scale: float) -> None:
-        scaler = self._updater.scaler
-        scaler.scale = scale if scaler.enabled else 1.0
 
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""
@@ -365,7 +377,9 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None:
+        if isinstance(error, CheckpointError | NonFiniteLossError):
+            self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
+        elif error is not None:
             blame_for_error(self._watchdog, error)
         self.close()
 
@@ -374,5 +388,4 @@ def _make_store() -> Any:
     """A client of the ranks' store, with a prefix of its own."""
     name: list[Any] = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=0)
-    store: Any = dist.distributed_c10d._get_default_store()
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", store.clone())
+    return store_types.PrefixStore(f"pipeplan/{name[0]}", default_store().clone())

@@ -1,67 +1,191 @@
-"""The end of a step: the loss summed over ranks, gradients clipped, the optimizer's step."""
+"""The end of a step: the loss summed over ranks, gradients clipped, the optimizer's step.
 
+All that ranks decide here depends on numbers that have been summed over all ranks, so they decide
+alike.
+"""
+
+import math
+import warnings
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeplan.errors import NonFiniteLossError, RuntimeMismatchError
+from pipeplan.runtime.accumulation import Accumulation
+from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
 
-__all__ = ["Updater"]
+__all__ = ["OnNan", "Updater"]
 
 CHUNK = 1 << 20
 """Elements squared at once. A double copy of a whole embedding would be the largest tensor."""
 
 
+class OnNan(StrEnum):
+    """What happens when a loss is NaN or infinite."""
+
+    REPORT = "report"
+    SKIP = "skip"
+    RAISE = "raise"
+
+
 class Updater:
     """Steps one rank's optimizer, in agreement with all other ranks."""
 
-    def __init__(self, *, clip_norm: float | None, scaler: LossScaler) -> None:
-        self._clip_norm, self.scaler = clip_norm, scaler
+    def __init__(self, *, clip_norm: float | None, scaler: LossScaler, on_nan: str) -> None:
+        if on_nan not in list(OnNan):
+            raise RuntimeMismatchError(
+                f"on_nan: {on_nan!r} is not one of {', '.join(map(repr, map(str, OnNan)))}"
+            )
+        self._clip_norm, self.scaler, self._on_nan = clip_norm, scaler, OnNan(on_nan)
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters: Sequence[nn.Parameter] = ()
         self.norm_parameters: Sequence[nn.Parameter] = ()
         """Parameters that this rank adds to the norm. Over all ranks, each counts once."""
         self.gradient_norm: float | None = None
         """The norm in the last step, before clipping; None if nothing needs it."""
+        self.is_skipped = False
+        """Whether the last step did not change the model: an overflow, or a NaN that is skipped."""
+        self.accumulation = Accumulation()
+        self._has_nan = False
+        """Whether a batch since the last update had a loss that is not finite."""
+        self._was_finite = True
+        self._problem: str | None = None
 
-    def update(self, stats: torch.Tensor) -> None:
-        """Sum the loss and metrics over ranks, clip, and step the optimizer."""
-        if self._clip_norm is None and not self.scaler.enabled:
-            work = dist.all_reduce(stats, async_op=True)
-            if self.optimizer is not None:
-                self.optimizer.step()
-            if work is not None:
-                work.wait()
-            return
-        self.scaler.unscale(self.parameters)
-        norm = self._sum_with_squares(stats)
-        self.gradient_norm = norm
-        if not self.scaler.take(norm):
-            return
-        self._clip(norm)
-        if self.optimizer is not None:
-            self.optimizer.step()
+    def take_up(self, optimizer: torch.optim.Optimizer, replica: Replica | None) -> None:
+        """Work for this rank; its replica is None if the plan does not use it."""
+        self.optimizer = optimizer
+        if replica is not None:
+            self.parameters = replica.parameters
+            self.norm_parameters = replica.norm_parameters
 
-    def _sum_with_squares(self, stats: torch.Tensor) -> float:
-        """Sum `stats` over ranks, and the squares of gradients with them; returns the norm."""
-        total = stats.new_zeros(1)
+    def gradient_scale(self, weight: float) -> float:
+        """What the last stage multiplies the gradient of a batch's mean loss by."""
+        return self.scaler.scale * self.accumulation.factor(weight)
+
+    def update(self, stats: torch.Tensor, weight: float, *, applies: bool) -> None:
+        """Sum the loss and metrics over ranks, clip, and step the optimizer.
+
+        Args:
+            stats: the loss and metrics of this rank; afterwards of all ranks.
+            weight: the batch's weight on one rank, 0 on all others.
+            applies: whether the optimizer steps, or gradients are kept for the next step.
+        """
+        needs_sums, needs_norm = self._needs_sums(), self._needs_norm()
+        own = stats.new_zeros(3)
+        own[0], own[1] = weight, float(applies)
+        if applies and needs_norm:
+            own[2] = self._sum_squares(stats)
+        joined = torch.cat([stats, own])
+        work = dist.all_reduce(joined, async_op=True)
+        if applies and not needs_sums:
+            self._step()  # while the sums are under way
+        if work is not None:
+            work.wait()
+        stats.copy_(joined[:-3])
+        total_weight, num_applying, squares = joined[-3:].tolist()
+        _require_agreement(num_applying)
+        self._note_loss(float(stats[0]))
+        self.accumulation.add(total_weight)
+        self.gradient_norm, self.is_skipped = None, False
+        if not applies:
+            return
+        if needs_sums:
+            self._step_by(math.sqrt(squares) if needs_norm else None)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the batches since the last update."""
+        self.accumulation.reset()
+        self._has_nan = False
+
+    def tell(self, step: int) -> None:
+        """Say what was wrong with the step that has just ended.
+
+        Raises:
+            NonFiniteLossError: the loss or the gradients are not finite, and `on_nan` is "raise".
+        """
+        problem, self._problem = self._problem, None
+        if problem is None:
+            return
+        if self._on_nan is OnNan.RAISE:
+            self.reset()
+            raise NonFiniteLossError(f"step {step}: {problem}; the model is as before this step")
+        if dist.get_rank() == 0:
+            skips = self._on_nan is OnNan.SKIP
+            end = "; the step is skipped" if skips else " (on_nan='skip' or 'raise' reacts to this)"
+            warnings.warn(f"step {step}: {problem}{end}", RuntimeWarning, stacklevel=3)
+
+    def _needs_norm(self) -> bool:
+        is_asked = self._clip_norm is not None or self._on_nan is not OnNan.REPORT
+        return is_asked or self.scaler.enabled
+
+    def _needs_sums(self) -> bool:
+        """Whether the sums over all ranks decide about the step."""
+        return self._needs_norm() or self.accumulation.num_batches > 0
+
+    def _sum_squares(self, stats: torch.Tensor) -> torch.Tensor:
+        """The sum of the squared gradients that this rank counts; still scaled."""
+        total = stats.new_zeros(())
         for parameter in self.norm_parameters:
             if parameter.grad is not None:
                 for piece in torch.split(parameter.grad.detach().flatten(), CHUNK):
                     total += piece.double().square().sum()
-        joined = torch.cat([stats, total])
-        dist.all_reduce(joined)
-        stats.copy_(joined[:-1])
-        return float(joined[-1].sqrt())
+        return total
 
-    def _clip(self, norm: float) -> None:
+    def _note_loss(self, loss: float) -> None:
+        """Notice a loss that is not finite; while it stays so, only its beginning is reported."""
+        is_finite = math.isfinite(loss)
+        if not is_finite:
+            self._has_nan = True
+            if self._was_finite or self._on_nan is not OnNan.REPORT:
+                self._problem = f"the loss is {loss}"
+        self._was_finite = is_finite
+
+    def _step_by(self, scaled_norm: float | None) -> None:
+        """Step with gradients that may be scaled, accumulated, too large or not finite."""
+        factor = self.accumulation.final_factor() / self.scaler.scale
+        may_step = True
+        if scaled_norm is not None:
+            norm = self.gradient_norm = scaled_norm * factor
+            may_step = self.scaler.take(norm) and not self._is_refused(norm)
+            factor *= self._clip_factor(norm)
+        self.is_skipped = not may_step
+        if may_step:
+            if factor != 1.0:
+                for parameter in self.parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)
+            self._step()
+
+    def _is_refused(self, norm: float) -> bool:
+        """Whether a number that is not finite forbids the step."""
+        if self._on_nan is OnNan.REPORT:
+            return False
+        # With a loss scale, gradients overflow now and then. The scaler skips those steps.
+        if not (math.isfinite(norm) or self.scaler.enabled or self._has_nan):
+            self._problem = f"the norm of gradients is {norm}"
+        return self._has_nan or not math.isfinite(norm)
+
+    def _clip_factor(self, norm: float) -> float:
         if self._clip_norm is None:
-            return
+            return 1.0
         # The same small constant as in torch.nn.utils.clip_grad_norm_.
         factor = self._clip_norm / (norm + 1e-6)
-        if factor < 1:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+        return factor if factor < 1 else 1.0
+
+    def _step(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+
+def _require_agreement(num_applying: float) -> None:
+    """Refuse ranks that disagree on whether this step updates the model."""
+    num_ranks = dist.get_world_size()
+    if num_applying not in (0, num_ranks):
+        raise RuntimeMismatchError(
+            f"update: is True on {num_applying:.0f} of {num_ranks} ranks; give all the same"
+        )

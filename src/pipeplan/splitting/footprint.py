@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.splitting.nesting import tensors_in
+from pipeplan.splitting.torch_private import TorchDispatchMode
 
 __all__ = ["AliveBytes", "KeptBytes"]
 

@@ -34,7 +34,10 @@ BEHIND = "behind"
 FEWEST_LAYERS = 2
 """A list of fewer modules does not count as a layer list."""
 
-INERT = (nn.Identity, nn.modules.loss._Loss, nn.ModuleList, nn.ModuleDict, nn.Sequential)
+LOSSES = tuple(kind for name, kind in sorted(vars(nn).items()) if name.endswith("Loss"))
+"""The loss modules of torch."""
+
+INERT = (nn.Identity, *LOSSES, nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules that a chain may leave out: without children, they do nothing."""
 
 
@@ -101,7 +104,7 @@ def lay_out(
 
 def _require_order(model: nn.Sequential, names: tuple[str, ...]) -> None:
     """Refuse names of children that leave one out or change their order."""
-    children = tuple(model._modules)
+    children = _child_names(model)
     if names and set(names) <= set(children):
         raise RuntimeMismatchError(
             f"layers: are {_listed(names)}, but this nn.Sequential calls {_listed(children)};"
@@ -114,10 +117,16 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _sequential(model: nn.Sequential) -> Layout:
-    names = tuple(model._modules)  # all of them: one module may be several layers
+    names = _child_names(model)
     if not names:
         raise RuntimeMismatchError("model: is an empty nn.Sequential; it needs a layer")
     return _one_each(LayoutKind.SEQUENTIAL, names)
+
+
+def _child_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of all children; one module may have several names."""
+    everything = module.named_modules(remove_duplicate=False)
+    return tuple(name for name, _ in everything if name and "." not in name)
 
 
 def _one_each(kind: LayoutKind, names: tuple[str, ...], list_name: str = "") -> Layout:
@@ -137,13 +146,14 @@ def _layer_list(model: nn.Module) -> Layout:
             f"model: {type(model).__name__} is no nn.Sequential and has no list of at least"
             f" {FEWEST_LAYERS} layers; name its layers"
         )
-    layers = model.get_submodule(list_name)._modules
-    if len({id(layer) for layer in layers.values()}) < len(layers):
+    layers = model.get_submodule(list_name)
+    names = _child_names(layers)
+    if len(list(layers.children())) < len(names):
         raise RuntimeMismatchError(
             f"model: its layer list {list_name!r} holds one module several times, and cannot be"
             " entered between its calls; name its layers, or copy the module"
         )
-    inside = [f"{list_name}.{name}" for name in layers]
+    inside = [f"{list_name}.{name}" for name in names]
     return _one_each(LayoutKind.LAYER_LIST, (BEFORE, *inside, BEHIND), list_name)
 
 

@@ -12,22 +12,30 @@ On later stages, modules before the list are outlined: they return NaN of the ri
 cost, because the model's forward may ask for that shape. Skipped layers do the same. Modules
 without parameters stay on all stages: their outputs (masks, rotary tensors) are computed again.
 
-Only what a layer returns crosses a cut. `stand_in_check` refuses models that carry more.
+Only what a layer returns crosses a cut. A model that carries more computes with NaN. The runtime
+compares each stage with the whole model before it trains. Where it cannot, `stand_in_check` looks
+for such values.
+
+The parameters of other stages can be kept aside until then, and `whole` puts all back for a while.
 """
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
-from pipeplan.splitting.nesting import map_tensors
+from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.stand_in_check import StandInCheck
-from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, Skip
+from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["StageModule", "cut", "holders"]
 
@@ -59,15 +67,30 @@ def holders(model: nn.Module, layout: Layout, stages: Sequence[range]) -> dict[s
     return found
 
 
-def cut(model: nn.Module, layout: Layout, layers: range, *, drop: bool = True) -> "StageModule":
+def cut(
+    model: nn.Module,
+    layout: Layout,
+    layers: range,
+    *,
+    drop: bool = True,
+    keep_whole: bool = False,
+    probes: bool = True,
+) -> "StageModule":
     """The stage of `model` that runs these layers. This changes the model: the rest is dropped.
 
-    Without `drop`, a model without a layer list stays whole.
+    Without `drop`, a model without a layer list stays whole. With `keep_whole`, the rest is kept
+    aside until `forget_rest`. Without `probes`, the stage does not look for values of other stages
+    in its first microbatch: the caller compares it with the whole model.
     """
     atoms = layout.atoms_in(layers)
+    stage: StageModule
     if layout.kind is LayoutKind.LAYER_LIST:
-        return _ListStage(model, layout, atoms)
-    return _ChainStage(model, layout, atoms, drop=drop)
+        stage = _ListStage(model, layout, atoms, probes=probes)
+    else:
+        stage = _ChainStage(model, layout, atoms, drop=drop)
+    if not keep_whole:
+        stage.forget_rest()
+    return stage
 
 
 class StageModule:
@@ -78,15 +101,64 @@ class StageModule:
         """The whole model without other stages' parameters; names stay as they are."""
         self.is_first = atoms.start == 0
         self.is_last = atoms.stop == len(layout.atoms)
+        self.layout, self.atoms = layout, atoms
         self.layers_text = printable(f"{layout.atoms[atoms[0]]}..{layout.atoms[atoms[-1]]}")
         """What messages call these layers."""
+        self.rest = SetAside()
+        """The tensors of other stages, until `forget_rest`."""
+        self._replaced: list[tuple[str, nn.Module, nn.Module]] = []
+        self._attached: dict[str, nn.Module] = {}
+        self._is_whole = False
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
 
+    @property
+    def uses_placeholders(self) -> bool:
+        """Whether NaN stands for values of other stages."""
+        is_list = self.layout.kind is LayoutKind.LAYER_LIST
+        return is_list and not (self.is_first and self.is_last)
+
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of these layers; `carried` is the output of the layers before."""
         raise NotImplementedError
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[nn.Module]:
+        """Inside, `model` is whole again, as it was before the cut."""
+        for name in self._attached:
+            delattr(self.model, name)
+        for name, original, _ in self._replaced:
+            self.model.set_submodule(name, original)
+        self.rest.put_back()
+        self._is_whole = True
+        try:
+            yield self.model
+        finally:
+            self._is_whole = False
+            self.rest.hide()
+            for name, _, stand_in in self._replaced:
+                self.model.set_submodule(name, stand_in)
+            for name, module in self._attached.items():
+                self.model.add_module(name, module)
+
+    def attach(self, name: str, module: nn.Module) -> None:
+        """Count a module's parameters as the stage's; the stage does not call it."""
+        self._attached[name] = module
+        self.model.add_module(name, module)
+
+    def forget_rest(self) -> None:
+        """Free the tensors of other stages."""
+        self.rest.forget()
+
+    def _replace(self, name: str, stand_in: nn.Module) -> None:
+        self._replaced.append((name, self.model.get_submodule(name), stand_in))
+        self.model.set_submodule(name, stand_in)
+
+    def _set_rest_aside(self) -> None:
+        """Take the tensors out of all modules that were replaced and that no held module uses."""
+        held = {id(module) for module in self.model.modules()}  # stand-ins hide their originals
+        self.rest.take([original for _, original, _ in self._replaced], held)
 
 
 def _is_held(model: nn.Module, layout: Layout, atoms: range, parameter_name: str) -> bool:
@@ -109,18 +181,16 @@ class _ChainStage(StageModule):
     def __init__(self, model: nn.Module, layout: Layout, atoms: range, *, drop: bool) -> None:
         super().__init__(model, layout, atoms)
         self._spreads_tuples = layout.kind is LayoutKind.NAMED
-        self._modules = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
-        self._keywords = [_keywords(module) for module in self._modules]
+        self._calls = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
+        self._keywords = [_keywords(module) for module in self._calls]
         self.needs_inputs = self.is_first or (self._spreads_tuples and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
-                module = model.get_submodule(name)
-                # One module may be several layers, of this stage and of others.
-                held = any(module is mine for mine in self._modules)
-                model.set_submodule(name, Absent(name, module, drop=not held))
+                self._replace(name, Absent(name, model.get_submodule(name)))
+        self._set_rest_aside()
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for index, (module, names) in enumerate(zip(self._modules, self._keywords, strict=True)):
+        for index, (module, names) in enumerate(zip(self._calls, self._keywords, strict=True)):
             if index == 0 and self.is_first:
                 pass
             elif self._spreads_tuples and isinstance(carried, tuple):
@@ -146,15 +216,19 @@ class _ListStage(StageModule):
 
     needs_inputs = True
 
-    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, atoms: range, *, probes: bool) -> None:
         super().__init__(model, layout, atoms)
         self._arrived: Any = None
+        self._has_entered = True
+        self._is_running = False
+        self._leaving: tuple[Any, list[int]] | None = None
+        """What to leave with, and how often its tensors were changed until then."""
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # only generation needs a cache
         self._state = ForwardState()
-        is_whole = self.is_first and self.is_last
-        self._check = StandInCheck(model, self._state, self.layers_text, is_needed=not is_whole)
+        is_needed = probes and not (self.is_first and self.is_last)
+        self._check = StandInCheck(model, self._state, self.layers_text, is_needed=is_needed)
         self._replace_sides(layout, 0 in atoms, len(layout.atoms) - 1 in atoms)
         for atom in range(1, len(layout.atoms) - 1):
             if atom not in atoms:
@@ -162,12 +236,14 @@ class _ListStage(StageModule):
                 action = self._leave if atom == atoms.stop else self._pass
                 if atom == atoms.start - 1:
                     action = self._enter
-                model.set_submodule(layout.atoms[atom], Skip(module, action))
+                self._replace(layout.atoms[atom], Skip(module, action))
         if atoms.start == 1:
             first = model.get_submodule(layout.atoms[1])
             first.register_forward_pre_hook(self._replace_input, with_kwargs=True)
         if not self.is_last and atoms[-1] != 0:
-            model.get_submodule(layout.atoms[atoms[-1]]).register_forward_hook(_leave_with_output)
+            last = model.get_submodule(layout.atoms[atoms[-1]])
+            last.register_forward_hook(self._leave_with_output)
+        self._set_rest_aside()
 
     def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
         """Put stand-ins in the place of other stages' modules beside the list."""
@@ -176,13 +252,13 @@ class _ListStage(StageModule):
             if isinstance(module, nn.Dropout):
                 # Models may use one dropout on both sides. A stage of neither side needs none.
                 if not (holds_before or holds_behind):
-                    self.model.set_submodule(name, nn.Identity())
+                    self._replace(name, nn.Identity())
             elif next(module.parameters(), None) is None:
                 continue
             elif side == BEFORE and not holds_before:
-                self.model.set_submodule(name, Outline(name, module, self._state))
+                self._replace(name, Outline(name, module, self._state))
             elif side == BEHIND and not holds_behind:
-                self.model.set_submodule(name, Absent(name, module))
+                self._replace(name, Absent(name, module, self._leave_if_done))
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._check.is_due:
@@ -191,21 +267,30 @@ class _ListStage(StageModule):
 
     def _run(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._arrived, self._state.inside_list = carried, False
+        self._has_entered, self._is_running, self._leaving = self.is_first, True, None
         try:
             output = self.model(*args, **kwargs)
+            self._leave_if_done()
         except _Leave as left:
-            return left.value
+            output = left.value
+        else:
+            if not self.is_last:
+                raise RuntimeMismatchError(
+                    f"model: ends without calling the layers {self.layers_text};"
+                    " name its layers explicitly"
+                )
         finally:
-            self._arrived = None
-        if not self.is_last:
+            self._arrived, self._leaving, self._is_running = None, None, False
+        if not self._has_entered:
             raise RuntimeMismatchError(
-                f"model: ends without calling the layers {self.layers_text};"
-                " name its layers explicitly"
+                f"model: its forward skips the layer in front of {self.layers_text}, so that what"
+                " the stage before sends is not used; a layer that is left out at random has to"
+                " decide so inside its own forward"
             )
         return output
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._state.inside_list = True
+        self._state.inside_list = self._has_entered = True
         return self._arrived
 
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,18 +299,61 @@ class _ListStage(StageModule):
         return map_tensors(self._arrived, lambda like: self._state.placeholder(like, like.device))
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._leave_if_done()
         raise _Leave(_first_tensor(args, kwargs))
+
+    def _leave_if_done(self) -> None:
+        if self._leaving is None:
+            return
+        output, num_changes = self._leaving
+        if [count_changes(tensor) for tensor in tensors_in(output)] != num_changes:
+            raise RuntimeMismatchError(
+                f"model: changes the output of the layers {self.layers_text} in place, and"
+                " checkpoints their activations; write x = x + y instead of x += y between layers"
+            )
+        raise _Leave(output)
+
+    def _leave_with_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Leave behind the stage's last layer.
+
+        If the model checkpoints its activations, that layer runs again in the backward. Then the
+        stage leaves a little later, from outside of the checkpoint.
+        """
+        if self._is_whole:
+            return
+        if not _is_inside_checkpoint():
+            raise _Leave(output)
+        if self._is_running:  # in the forward, not again in the backward
+            self._leaving = (output, [count_changes(tensor) for tensor in tensors_in(output)])
 
     def _replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace the first tensor that the first layer is given by what arrived."""
-        self._state.inside_list = True
+        if self._is_whole:
+            return args, kwargs
+        if _is_inside_checkpoint():
+            raise RuntimeMismatchError(
+                f"model: checkpoints the activations of {self.layers_text}, so a cut in front of"
+                " its layer list is not possible; put the first layer on the same stage, or use"
+                " recompute of the plan instead"
+            )
+        self._state.inside_list = self._has_entered = True
         for index, argument in enumerate(args):
             if isinstance(argument, torch.Tensor):
                 return (*args[:index], self._arrived, *args[index + 1 :]), kwargs
         name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
         return args, {**kwargs, name: self._arrived}
+
+
+def _is_inside_checkpoint() -> bool:
+    """Whether the caller runs inside torch.utils.checkpoint."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -241,10 +369,6 @@ class _Leave(BaseException):
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
-
-
-def _leave_with_output(module: nn.Module, args: Any, output: Any) -> None:
-    raise _Leave(output)
 
 
 def _keywords(module: nn.Module) -> tuple[str, ...]:

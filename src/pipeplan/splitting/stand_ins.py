@@ -10,18 +10,19 @@ Each passes on attributes of the original, because models ask for them (`self.em
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, take_tensors
 
-__all__ = ["Absent", "Fill", "ForwardState", "Outline", "Skip", "StandIn"]
+__all__ = ["Absent", "Fill", "ForwardState", "Outline", "SetAside", "Skip", "StandIn"]
 
 
 class Fill(Enum):
@@ -54,12 +55,8 @@ class ForwardState:
 class StandIn(nn.Module):
     """Takes the place of another module, without its parameters."""
 
-    def __init__(
-        self, original: nn.Module, state: ForwardState | None = None, *, drop: bool = True
-    ) -> None:
+    def __init__(self, original: nn.Module, state: ForwardState | None = None) -> None:
         super().__init__()
-        if drop:
-            original.to("meta")
         # In __dict__ and in a list, so that torch does not count its parameters as this module's.
         self.__dict__["_state"] = state or ForwardState()
         self.__dict__["_original"] = [original]
@@ -79,6 +76,66 @@ class StandIn(nn.Module):
             return value
 
 
+class SetAside:
+    """Tensors of other stages, taken out of their modules; they can be put back."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self._placeholders: list[torch.Tensor] = []
+
+    def take(self, originals: Iterable[nn.Module], held: Collection[int]) -> None:
+        """Take the tensors of these modules, except for modules that the stage holds (by id)."""
+        modules = {id(m): m for original in originals for m in original.modules()}
+        for module in modules.values():
+            if id(module) in held:
+                continue
+            named = [
+                *module.named_parameters(recurse=False, remove_duplicate=False),
+                *module.named_buffers(recurse=False, remove_duplicate=False),
+            ]
+            for name, tensor in named:
+                empty: torch.Tensor = torch.empty_like(tensor, device="meta", requires_grad=False)
+                if isinstance(tensor, nn.Parameter):
+                    empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                self._taken.append((module, name, tensor))
+                self._placeholders.append(empty)
+        self.hide()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What was taken; empty after `forget`."""
+        return [tensor for _, _, tensor in self._taken]
+
+    def separate(self, held: Collection[int]) -> set[int]:
+        """Copy tensors that the stage holds itself (by id); returns the ids of those.
+
+        After that, gradients of a tied weight tell this stage's use from that of other stages.
+        """
+        copies: dict[int, torch.Tensor] = {}
+        for index, (module, name, tensor) in enumerate(self._taken):
+            if id(tensor) in held:
+                copy = tensor.detach().clone()
+                if isinstance(tensor, nn.Parameter):
+                    copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
+                copies.setdefault(id(tensor), copy)
+                self._taken[index] = (module, name, copies[id(tensor)])
+        return set(copies)
+
+    def put_back(self) -> None:
+        """Put the tensors back into their modules."""
+        for module, name, tensor in self._taken:
+            setattr(module, name, tensor)
+
+    def hide(self) -> None:
+        """Take them out again."""
+        for (module, name, _), empty in zip(self._taken, self._placeholders, strict=True):
+            setattr(module, name, empty)
+
+    def forget(self) -> None:
+        """Free the tensors."""
+        self._taken, self._placeholders = [], []
+
+
 class Skip(StandIn):
     """A layer of another stage, in the layer list."""
 
@@ -94,12 +151,16 @@ class Skip(StandIn):
 class Absent(StandIn):
     """A module of another stage that this stage must not call."""
 
-    def __init__(self, name: str, original: nn.Module, *, drop: bool = True) -> None:
-        super().__init__(original, drop=drop)
-        self.__dict__["_name"] = name
+    def __init__(
+        self, name: str, original: nn.Module, leave: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(original)
+        self.__dict__.update(_name=name, _leave=leave)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse."""
+        """Refuse, unless the stage is done: then leave the model's forward."""
+        if self.__dict__["_leave"] is not None:
+            self.__dict__["_leave"]()
         raise RuntimeMismatchError(
             f"model: calls {self.__dict__['_name']!r} in front of its layer list, although it is"
             " registered behind it; register modules in the order of use, or name all layers"
@@ -129,6 +190,15 @@ class Outline(StandIn):
             meta_args, meta_kwargs = map_tensors(
                 [args, kwargs], lambda tensor: tensor.detach().to("meta")
             )
+            original = self.__dict__["_original"][0]
             with torch.no_grad():
-                output_of[key] = self.__dict__["_original"][0](*meta_args, **meta_kwargs)
+                output_of[key] = functional_call(
+                    original, _on_meta(original), meta_args, meta_kwargs
+                )
         return map_tensors(output_of[key], lambda like: state.placeholder(like, self.device))
+
+
+def _on_meta(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's tensors on the meta device; this stage may hold some of them elsewhere."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach().to("meta") for name, tensor in named if not tensor.is_meta}

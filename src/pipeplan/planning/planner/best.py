@@ -280,6 +280,7 @@ class _Search:
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,
+            self.incumbent.iteration_ms,
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:

@@ -116,8 +116,8 @@ _MEDIUM = (
     Step(Sizes.ALL, 8, 2),
 )
 _LARGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.POWERS, 2, 2), Step(Sizes.HALFWAY, 3, 1))
-_HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 1))
-_VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 1))
+_HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 2))
+_VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 2))
 
 
 _FROM_BEST = (SearchStep(Starts.BEST, 1.0),)
@@ -147,9 +147,9 @@ TABLE = tuple(
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
-        (16, _MEDIUM, 5, 256, _MIXED, 15e6, None),
-        (32, _MEDIUM, 5, 256, _MIXED, 20e6, _QUICK),
-        (64, _LARGE, 5, 256, _MIXED, 30e6, _QUICK),
+        (16, _MEDIUM, 5, 256, _MIXED * 3, 10e6, None),
+        (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
+        (64, _LARGE, 5, 256, _MIXED, 40e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (256, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (inf, _VAST, 5, 64, _FROM_BEST, 75e6, _QUICKEST),

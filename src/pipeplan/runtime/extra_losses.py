@@ -1,0 +1,47 @@
+"""Losses that layers add themselves, such as the balance of a mixture of experts.
+
+A layer's forward calls `add_loss`, on whatever stage it runs. The pipeline adds the value to the
+batch's loss and runs the backward through it, on that stage. In a loop without a pipeline, collect
+the losses and add them yourself::
+
+    with collect_losses() as extra:
+        output = model(batch)
+    loss = loss_fn(output, targets) + sum(extra)
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+
+from pipeplan.errors import RuntimeMismatchError
+
+__all__ = ["add_loss", "collect_losses"]
+
+_collected: ContextVar[list[torch.Tensor] | None] = ContextVar("pipeplan_losses", default=None)
+
+
+def add_loss(loss: torch.Tensor) -> None:
+    """Add a mean over rows to the loss of the microbatch; without a collector, do nothing.
+
+    Raises:
+        RuntimeMismatchError: it is no single number.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.is_floating_point():
+        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise RuntimeMismatchError(f"add_loss: got {shape}; give a tensor of one number")
+    losses = _collected.get()
+    if losses is not None:
+        losses.append(loss)
+
+
+@contextlib.contextmanager
+def collect_losses() -> Iterator[list[torch.Tensor]]:
+    """Collect inside what layers add; the list fills while they run."""
+    losses: list[torch.Tensor] = []
+    token = _collected.set(losses)
+    try:
+        yield losses
+    finally:
+        _collected.reset(token)

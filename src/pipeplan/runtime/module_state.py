@@ -1,0 +1,145 @@
+"""What modules remember between two forwards: buffers and attributes, saved and put back.
+
+Recomputation runs a forward twice. The second run has to begin with what the first one began with,
+and must not count again: running means, the vectors of a spectral norm, counters, moving averages.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["ModuleState"]
+
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that torch itself keeps in each module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The state of one module."""
+
+    module: nn.Module
+    attributes: dict[str, Any]
+    buffers: dict[str, torch.Tensor]
+    containers: list[tuple[Any, Any]]
+    """Lists, dicts and sets among the attributes, each with a copy."""
+    values: list[tuple[torch.Tensor, torch.Tensor]]
+    """Tensors that may change in place, each with a copy."""
+
+    def is_changed(self) -> bool:
+        """Whether the module now has another state."""
+        now = _attributes(self.module)
+        if now.keys() != self.attributes.keys() or any(
+            now[name] is not value and not _are_equal(now[name], value)
+            for name, value in self.attributes.items()
+        ):
+            return True
+        if _ids(_buffers(self.module)) != _ids(self.buffers):
+            return True
+        if any(not _hold_the_same(container, copy) for container, copy in self.containers):
+            return True
+        return any(not _have_equal_values(tensor, copy) for tensor, copy in self.values)
+
+    def put_back(self) -> None:
+        """Give the module this state."""
+        attributes = vars(self.module)
+        for name in _attributes(self.module).keys() - self.attributes.keys():
+            del attributes[name]
+        attributes.update(self.attributes)
+        for name in _buffers(self.module).keys() - self.buffers.keys():
+            delattr(self.module, name)
+        for name, tensor in self.buffers.items():
+            if _buffers(self.module).get(name) is not tensor:
+                setattr(self.module, name, tensor)
+        for container, copy in self.containers:
+            container.clear()
+            container.extend(copy) if isinstance(container, list) else container.update(copy)
+        for tensor, copy in self.values:
+            if not _have_equal_values(tensor, copy):
+                tensor.data.copy_(copy)
+
+
+class ModuleState:
+    """The state of some modules at one moment."""
+
+    def __init__(self, modules: Iterable[nn.Module], *, parameters: bool = False) -> None:
+        self._saved = [_save(module, parameters=parameters) for module in modules]
+
+    def changed(self) -> list[nn.Module]:
+        """The modules that have another state now."""
+        return [saved.module for saved in self._saved if saved.is_changed()]
+
+    def restrict(self, modules: Iterable[nn.Module]) -> None:
+        """Forget the state of all other modules."""
+        kept = {id(module) for module in modules}
+        self._saved = [saved for saved in self._saved if id(saved.module) in kept]
+
+    def put_back(self) -> None:
+        """Give all these modules the state that they had."""
+        for saved in self._saved:
+            saved.put_back()
+
+
+def _save(module: nn.Module, *, parameters: bool) -> _Saved:
+    attributes, buffers = _attributes(module), _buffers(module)
+    tensors = [
+        *buffers.values(),
+        *(value for value in attributes.values() if isinstance(value, torch.Tensor)),
+    ]
+    if parameters:
+        tensors += module.parameters(recurse=False)
+    return _Saved(
+        module=module,
+        attributes=attributes,
+        buffers=buffers,
+        containers=[
+            (value, value.copy())
+            for value in attributes.values()
+            if type(value) in (list, dict, set)
+        ],
+        values=[
+            (tensor, tensor.detach().clone())
+            for tensor in tensors
+            if tensor.is_leaf and not tensor.is_meta
+        ],
+    )
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+
+
+def _ids(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: id(tensor) for name, tensor in tensors.items()}
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Whether two plain values are equal; anything else counts as different."""
+    plain = (bool, int, float, str, bytes)
+    return type(first) is type(second) and isinstance(first, plain) and first == second
+
+
+def _hold_the_same(container: Any, copy: Any) -> bool:
+    if len(container) != len(copy):
+        return False
+    if isinstance(container, dict):
+        return all(name in copy and container[name] is copy[name] for name in container)
+    if isinstance(container, set):
+        return bool(container == copy)
+    return all(first is second for first, second in zip(container, copy, strict=True))
+
+
+def _have_equal_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same bit by bit; NaN equals NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return torch.equal(first, second) or torch.allclose(
+        first.detach(), second, rtol=0.0, atol=0.0, equal_nan=True
+    )

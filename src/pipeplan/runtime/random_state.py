@@ -1,0 +1,52 @@
+"""Random numbers of blocks: their seeds, and the program's generators, which stay as they are."""
+
+import contextlib
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["BlockSeeds", "keeping_random_state", "seed_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeeds:
+    """Makes the seeds of a replica's blocks."""
+
+    seed: int
+    stage: int
+    replica: int
+
+    def of(self, step: int, microbatch: int) -> int:
+        """The seed of one block."""
+        text = f"{self.seed}/{step}/{self.stage}/{microbatch}/{self.replica}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed the generators of torch, Python and numpy."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def keeping_random_state(device: torch.device) -> Iterator[None]:
+    """Inside, anything may be drawn; afterwards the program's generators are as before."""
+    cuda_devices = [device.index or 0] if device.type == "cuda" else []
+    of_python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng(devices=cuda_devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        if numpy is not None and of_numpy is not None:
+            numpy.random.set_state(of_numpy)

@@ -1,0 +1,332 @@
+"""Runs sample rows through the whole model and through one of its stages, and notes the results.
+
+::
+
+    whole model   F0 B0 F1 B1                       ordinary training, microbatch by microbatch
+    spoiling      F B with other inputs             whatever Python remembers of them is wrong now
+    stage         F0 F1 B0 B1                       by the runtime's own code; its inputs are what
+                                                    enters these layers in the whole model
+
+The stage must not find anything that the whole model left behind in Python: globals, caches,
+attributes of layers, closures. Modules get their state back. Other things cannot be put back, so
+the spoiling run replaces them by values of other inputs.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.verification.layer_records import LayerCall, LayerRecorder, Noted, note
+from pipeplan.runtime.verification.same_randomness import Draw, SameRandomness
+from pipeplan.splitting.layout import LayoutKind
+from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors
+from pipeplan.splitting.stage_modules import StageModule
+
+__all__ = [
+    "Result",
+    "Sample",
+    "StageCalls",
+    "evaluate_whole",
+    "owned_positions",
+    "run_stage",
+    "run_whole",
+    "spoil",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One microbatch of a few rows."""
+
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    targets: Any
+    num_rows: int
+
+    def copied(self) -> "Sample":
+        """The same rows in memory of their own: models may change their inputs."""
+        call, targets = map_tensors([self.call, self.targets], lambda tensor: tensor.clone())
+        return Sample(call=tuple(call), targets=targets, num_rows=self.num_rows)
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a run of some microbatches gave."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    calls: list[dict[int, LayerCall]] = field(default_factory=list)
+    """By microbatch and atom."""
+    entering: list[Noted | None] = field(default_factory=list)
+    """What enters the stage, by microbatch; None for the first stage."""
+    leaving: list[Noted | None] = field(default_factory=list)
+    """What leaves the stage, by microbatch; None for the last stage."""
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    """Of the parameters that the stage holds."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Buffers of the stage afterwards."""
+    draws: list[Draw] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    uses_own_generator: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCalls:
+    """What both runs need to know of a stage."""
+
+    module: StageModule
+    runner: StageRunner
+    loss: LossTerms
+    parameters: dict[str, nn.Parameter]
+    device: torch.device
+    amp_dtype: torch.dtype | None
+    decayed: frozenset[str] = frozenset()
+    """Parameters that the optimizer shrinks by weight decay, even if their gradient is zero."""
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """As the runtime autocasts."""
+        if self.amp_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.amp_dtype)
+
+    def shares(self, samples: Sequence[Sample]) -> list[float]:
+        """By how much the loss of each microbatch counts."""
+        weights = [self.loss.weight(sample.targets, sample.num_rows) for sample in samples]
+        total = sum(weights)
+        return [weight / total if total else 0.0 for weight in weights]
+
+
+def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
+    """The whole model's results; the model has to be whole."""
+    model, result, randomness = stage.module.model, Result(), SameRandomness()
+    _clear(model)
+    atoms = stage.module.atoms
+    recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
+    recorder.attach(model)
+    num_rows = sum(sample.num_rows for sample in samples)
+    try:
+        with _mode(model, trains=trains), randomness:
+            shares = stage.shares(samples)
+            for index, (sample, share) in enumerate(zip(samples, shares, strict=True)):
+                recorder.begin()
+                stage.runner.seed_block(0, index)
+                total, loss = _whole_loss(stage, sample.copied(), share, num_rows, recorder)
+                recorder.end()
+                result.losses.append(loss.detach().clone())
+                result.calls.append(recorder.calls)
+                result.entering.append(_crossing(stage.module, recorder, atoms.start))
+                result.leaving.append(_crossing(stage.module, recorder, atoms.stop))
+                if trains and total.requires_grad:
+                    total.backward()  # type: ignore[no-untyped-call]
+    finally:
+        recorder.detach()
+        randomness.restore()
+    result.draws, result.again = randomness.draws, recorder.again
+    _note_tensors(stage, result)
+    return result
+
+
+def evaluate_whole(stage: StageCalls, sample: Sample) -> float:
+    """The whole model's loss of some rows, in evaluation; the model has to be whole."""
+    args, kwargs = sample.copied().call
+    with _mode(stage.module.model, trains=False), SameRandomness():
+        with stage.autocast():
+            output = stage.module.model(*args, **kwargs)
+        return float(stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast()))
+
+
+def _whole_loss(
+    stage: StageCalls, sample: Sample, share: float, num_rows: int, recorder: LayerRecorder
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss with its share of the batch, and the loss itself."""
+    args, kwargs = sample.call
+    with collect_losses() as extra:
+        with stage.autocast():
+            output = stage.module.model(*args, **kwargs)
+        recorder.move("loss")
+        loss = stage.loss.of(output, sample.targets, share, stage.autocast())
+    total = loss * share if share else loss * 1.0
+    row_share = sample.num_rows / num_rows
+    for more in extra:
+        total = total + more * row_share
+    return total, loss * share
+
+
+def _crossing(module: StageModule, recorder: LayerRecorder, atom: int) -> Noted | None:
+    """What crosses the cut in front of an atom; None at the ends of the model."""
+    if atom in (0, len(module.layout.atoms)):
+        return None
+    if module.layout.kind is LayoutKind.LAYER_LIST and atom == 1:
+        call = recorder.calls.get(1)
+        return call.first_input if call else None
+    call = recorder.calls.get(atom - 1)
+    return call.output if call else None
+
+
+def spoil(stage: StageCalls, sample: Sample) -> None:
+    """Run the whole model on other inputs; what becomes of it does not matter."""
+    args, kwargs = map_tensors(list(sample.copied().call), _other_values)
+    with contextlib.suppress(Exception), SameRandomness(), collect_losses() as extra:
+        with stage.autocast():
+            output = stage.module.model(*args, **kwargs)
+        loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
+        sum([*extra], start=loss).backward()  # type: ignore[no-untyped-call]
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+    return torch.zeros_like(tensor)
+
+
+def run_stage(
+    stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
+) -> Result:
+    """The stage's results, with what enters it in the whole model."""
+    module, result = stage.module, Result()
+    randomness = SameRandomness(owned_positions(module))
+    _clear(module.model)
+    recorder = LayerRecorder(module.layout, randomness)
+    recorder.attach(module.model)
+    evaluating = contextlib.nullcontext() if trains else stage.runner.evaluating()
+    try:
+        with evaluating, randomness:
+            carried = [
+                _forward(stage, samples, index, whole.entering[index], recorder, result)
+                for index in range(len(samples))
+            ]
+            for index in range(len(samples) if trains else 0):
+                _backward(stage, index, whole.leaving[index], carried[index], result)
+    finally:
+        recorder.detach()
+        randomness.restore()
+    result.draws, result.uses_own_generator = randomness.draws, randomness.uses_own_generator
+    _note_tensors(stage, result)
+    return result
+
+
+def owned_positions(module: StageModule) -> frozenset[str]:
+    """The places of the model that lie in a stage: its layers, and what comes before each."""
+    owned = {f"in {atom}" for atom in module.atoms}
+    owned |= {f"after {atom - 1}" for atom in module.atoms}
+    if module.is_first:
+        owned.add("start")
+    if module.is_last:
+        owned |= {f"after {module.atoms[-1]}", "loss"}
+    return frozenset(owned)
+
+
+def _forward(
+    stage: StageCalls,
+    samples: Sequence[Sample],
+    index: int,
+    entering: Noted | None,
+    recorder: LayerRecorder,
+    result: Result,
+) -> list[torch.Tensor]:
+    """Run one forward; returns the tensors that entered."""
+    sample, runner = samples[index].copied(), stage.runner
+    tensors, template = _as_message(stage.module, entering)
+    call = sample.call if stage.module.needs_inputs else ((), {})
+    row_share = sample.num_rows / sum(each.num_rows for each in samples)
+    recorder.begin()
+    draws, did_clone = recorder.randomness.draws, runner.clones_inputs
+    num_before = len(draws)
+    if stage.module.is_last:
+        share = stage.shares(samples)[index]
+        stats = runner.forward_last(
+            0, index, tensors, template, call, sample.targets, share, 1.0, row_share=row_share
+        )
+        result.losses.append(stats[0])
+        result.leaving.append(None)
+    else:
+        output, shape = runner.forward(
+            0, index, tensors, template, call, learn=index == 0, row_share=row_share
+        )
+        noted = note(put_tensors(shape, output))
+        noted.live = []
+        if index and result.leaving[0] is not None:  # only the first one learns it
+            noted.needs_gradient = result.leaving[0].needs_gradient
+        result.leaving.append(noted)
+    recorder.end()
+    if runner.clones_inputs and not did_clone:  # it has run twice to find that out
+        del draws[num_before : (num_before + len(draws)) // 2]
+    result.calls.append(recorder.calls)
+    return tensors
+
+
+def _as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch.Tensor], Any]:
+    """What enters, as if it had come from another rank."""
+    if entering is None:
+        return [], None
+    tensors, template = take_tensors(entering.value, f"layers {module.layers_text}")
+    arrived = [tensor.detach().clone() for tensor in tensors]
+    for tensor, needed in zip(arrived, entering.needs_gradient, strict=True):
+        tensor.requires_grad_(needed)
+    return arrived, json.loads(json.dumps(template))
+
+
+def _backward(
+    stage: StageCalls,
+    index: int,
+    leaving: Noted | None,
+    carried: list[torch.Tensor],
+    result: Result,
+) -> None:
+    """Run one backward, with the gradients of what leaves in the whole model."""
+    grad_outputs = []
+    if leaving is not None:
+        own = result.leaving[index]
+        has_gradient = own.needs_gradient if own is not None else leaving.needs_gradient
+        grad_outputs = [
+            torch.zeros_like(tensor) if gradient is None else gradient.clone()
+            for tensor, gradient, needed in zip(
+                leaving.tensors, leaving.gradients, has_gradient, strict=True
+            )
+            if needed
+        ]
+    gradients = iter(stage.runner.backward(index, grad_outputs))
+    entering = note([tensor.detach() for tensor in carried])
+    entering.gradients = [next(gradients) if t.requires_grad else None for t in carried]
+    result.entering.append(entering)
+
+
+def _note_tensors(stage: StageCalls, result: Result) -> None:
+    """Note the gradients of the stage's parameters, and its buffers."""
+    for name, parameter in stage.parameters.items():
+        gradient = parameter.grad
+        result.gradients[name] = None if gradient is None else gradient.detach().clone()
+    result.buffers = {
+        name: buffer.detach().clone() for name, buffer in stage.module.model.named_buffers()
+    }
+    _clear(stage.module.model)
+    for parameter in stage.parameters.values():
+        parameter.grad = None
+
+
+def _clear(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, *, trains: bool) -> Iterator[None]:
+    """Training in the modes that the modules have, or evaluation without gradients."""
+    if trains:
+        with torch.enable_grad():
+            yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

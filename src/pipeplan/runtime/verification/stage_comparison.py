@@ -1,0 +1,280 @@
+"""Compares one stage with the whole model, on a few rows of the first batch.
+
+The first replica of each stage does this by itself, with the whole model that its rank has built.
+It feeds its stage with what enters these layers in the whole model. So stages need no messages, and
+all of them compare at the same time. If each stage gives what the whole model gives for it, then so
+do all of them together.
+
+Compared are: what leaves the stage, the loss, the gradients of parameters and of what enters, the
+buffers afterwards, and which random operations were called. This is done in training and in
+evaluation. Parameters whose elements are all equal (zeros in a last layer, gates at zero) are
+changed a little while it lasts: they could hide a difference.
+"""
+
+import contextlib
+import math
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from pipeplan.documents.text import printable
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.verification.differences import Difference, find_difference
+from pipeplan.runtime.verification.runs import (
+    Result,
+    Sample,
+    StageCalls,
+    evaluate_whole,
+    run_stage,
+    run_whole,
+    spoil,
+)
+
+__all__ = ["Report", "compare_stage", "failed", "first_difference"]
+
+NUDGE = 0.05
+"""The size of the changes of constant parameters."""
+
+Projections = dict[str, list[float]]
+"""For each parameter that several stages hold: numbers that are linear in its gradient."""
+
+
+class WholeModelError(RuntimeMismatchError):
+    """The whole model raises. If its stages do too, theirs is the error to show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the comparison of one stage has found."""
+
+    difference: Difference | None
+    loss: float
+    """The whole model's loss on this rank."""
+    whole: Projections
+    cut: Projections
+    whole_error: str | None = None
+    """Why the whole model could not run at all."""
+
+
+def compare_stage(
+    stage: StageCalls,
+    samples: Sequence[Sample],
+    first_name_of: Mapping[str, str],
+    held_by: Mapping[str, set[int]],
+    *,
+    recomputes: bool = False,
+    joint: Sample | None = None,
+) -> Report:
+    """Compare a stage that was cut with `keep_whole`; afterwards everything is as before.
+
+    `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
+    """
+    module = stage.module
+    own_state = ModuleState(module.model.modules(), parameters=True)
+    with _nudged([*module.model.parameters(), *module.rest.tensors]):
+        own = {id(parameter) for parameter in module.model.parameters()}
+        separated = module.rest.separate(own)
+        shared = [
+            name
+            for name, parameter in stage.parameters.items()
+            if len(held_by[name]) > 1 and id(parameter) not in separated
+        ]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # training itself will warn
+                wholes = _run_whole_model(stage, samples)
+                difference, cut = _run_and_compare(stage, samples, wholes, shared)
+                if joint is not None and difference is None and module.is_last:
+                    difference = _compare_with_joint(stage, samples, wholes[False], joint)
+        finally:
+            own_state.put_back()
+    if difference is None and recomputes and cut.uses_own_generator:
+        difference = _in_forward(
+            f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
+            " recomputation cannot repeat; use torch's default generator, or plan without recompute"
+        )
+    return Report(
+        difference=difference,
+        loss=float(sum(wholes[True].losses)),
+        whole=_project(wholes[True], shared, first_name_of),
+        cut=_project(cut, shared, first_name_of),
+    )
+
+
+def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
+    """The whole model's results in training and in evaluation."""
+    with stage.module.whole() as model:
+        state = ModuleState(model.modules())
+        try:
+            results = {}
+            for trains in (True, False):
+                results[trains] = run_whole(stage, samples, trains=trains)
+                state.put_back()
+            spoil(stage, samples[0])
+        except Exception as error:
+            raise WholeModelError(
+                f"model: the whole model raises on {samples[0].num_rows} rows of the batch, but its"
+                f" stages do not: {_first_line(error)}"
+            ) from error
+        finally:
+            state.put_back()
+            for parameter in model.parameters():
+                parameter.grad = None
+    return results
+
+
+def _run_and_compare(
+    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
+) -> tuple[Difference | None, Result]:
+    """The first difference in training or evaluation, and the stage's results in training."""
+    state = ModuleState(stage.module.model.modules())
+    trained = Result()
+    for trains, whole in wholes.items():
+        if whole.again:
+            return find_difference(stage, whole, whole, shared=shared), trained
+        try:
+            cut = run_stage(stage, samples, whole, trains=trains)
+        except RuntimeMismatchError as error:
+            return _in_forward(str(error)), trained
+        except Exception as error:
+            note = "; ".join(getattr(error, "__notes__", []))
+            text = (
+                f"layers {stage.module.layers_text}: raise when they run as a stage, but not in the"
+                f" whole model: {_first_line(error)}{'; ' if note else ''}{note}"
+            )
+            return _in_forward(text), trained
+        finally:
+            state.put_back()
+        difference = find_difference(stage, whole, cut, shared=shared if trains else [])
+        if difference is not None:
+            if not trains:
+                difference = replace(difference, text=f"{difference.text} (in evaluation)")
+            return difference, trained
+        if trains:
+            trained = cut
+    return None, trained
+
+
+def _compare_with_joint(
+    stage: StageCalls, samples: Sequence[Sample], whole: Result, joint: Sample
+) -> Difference | None:
+    """Refuse a loss that is a sum over rows; say so if it is another thing than their mean."""
+    with stage.module.whole() as model:
+        state = ModuleState(model.modules())
+        try:
+            found = evaluate_whole(stage, joint)
+        except Exception:
+            return None  # the batch's rows alone are what counts
+        finally:
+            state.put_back()
+    shares = stage.shares(samples)
+    mean = sum(float(loss) for loss in whole.losses)
+    parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
+    if _are_near(found, mean) or not all(map(math.isfinite, (found, mean))):
+        return None
+    if _are_near(found, sum(parts)):
+        return _in_forward(
+            f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
+            f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
+        )
+    sys.stderr.write(
+        f"pipeplan: loss_fn is no mean over rows: {found:.6g} for {joint.num_rows} rows, {mean:.6g}"
+        " as the mean of their microbatches; give loss_weight_fn if targets weigh differently."
+        " Otherwise each microbatch has its own loss, as with gradient accumulation\n"
+    )
+    return None
+
+
+def _are_near(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-6)
+
+
+def failed(error: RuntimeMismatchError) -> Report:
+    """The report of a stage that could not be compared at all."""
+    if isinstance(error, WholeModelError):
+        return Report(difference=None, loss=0.0, whole={}, cut={}, whole_error=str(error))
+    return Report(difference=_in_forward(str(error)), loss=0.0, whole={}, cut={})
+
+
+def _in_forward(text: str) -> Difference:
+    return Difference(text=text, is_in_forward=True)
+
+
+def first_difference(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
+    """The difference of all stages that explains most; None if there is none."""
+    found = [report.difference for report in reports if report.difference is not None]
+    found.sort(key=lambda difference: not difference.is_in_forward)
+    return found[0].text if found else _find_in_sums(reports, rounding)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return printable(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
+
+
+@contextlib.contextmanager
+def _nudged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, parameters whose elements are all equal are a little different."""
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for tensor in tensors:
+        if id(tensor) in kept or not isinstance(tensor, nn.Parameter) or not tensor.numel():
+            continue
+        if not tensor.is_floating_point() or tensor.is_meta:
+            continue
+        values = tensor.detach()
+        if bool((values == values.flatten()[0]).all()):
+            kept[id(tensor)] = (tensor, values.clone())
+            generator = torch.Generator().manual_seed(tensor.numel())  # alike on all ranks
+            noise = torch.randn(tensor.shape, generator=generator) * NUDGE
+            tensor.data.add_(noise.to(tensor.device, tensor.dtype))
+    try:
+        yield
+    finally:
+        for tensor, values in kept.values():
+            tensor.data.copy_(values)
+
+
+def _project(result: Result, names: Sequence[str], first_name_of: Mapping[str, str]) -> Projections:
+    """Two numbers that are linear in the gradient, and the gradient's size."""
+    found: Projections = {}
+    for name in names:
+        gradient = result.gradients.get(name)
+        first = first_name_of[name]
+        if gradient is None:
+            found[first] = [0.0, 0.0, 0.0]
+            continue
+        values = gradient.detach().double().flatten().cpu()
+        generator = torch.Generator().manual_seed(zlib.crc32(first.encode()))
+        vectors = torch.randn(2, values.numel(), generator=generator, dtype=torch.float64)
+        found[first] = [*(vectors @ values).tolist(), float(values.norm())]
+    return found
+
+
+def _find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
+    """Compare gradients of parameters that several stages hold: the sum over stages is the whole's.
+
+    Ranks that have loaded their stage from a checkpoint differ in the rest of the model. Then
+    nothing can be said.
+    """
+    losses = [report.loss for report in reports]
+    if max(losses) - min(losses) > rounding(max(map(abs, losses))):
+        return None
+    names = sorted({name for report in reports for name in report.whole})
+    for name in names:
+        wholes = [report.whole[name] for report in reports if name in report.whole]
+        cuts = [report.cut[name] for report in reports if name in report.cut]
+        size = max([whole[2] for whole in wholes] + [sum(cut[2] for cut in cuts)])
+        for number in (0, 1):
+            total = sum(cut[number] for cut in cuts)
+            if abs(total - wholes[0][number]) > 10 * rounding(size):
+                return (
+                    f"parameter {name!r}: its gradients of all stages together are not that of the"
+                    " whole model; something uses it in a way that a cut loses"
+                )
+    return None

@@ -1,0 +1,181 @@
+"""All ranks together decide whether the cut model is the whole one, before the first step."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.batches import as_call, select_rows
+from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.verification.runs import Sample, StageCalls
+from pipeplan.runtime.verification.stage_comparison import (
+    Report,
+    compare_stage,
+    failed,
+    first_difference,
+)
+from pipeplan.splitting.nesting import map_tensors
+
+__all__ = ["Verification", "can_verify"]
+
+MOST_SAMPLES = 2
+"""Microbatches that are compared: a second one shows state that passes between microbatches."""
+MOST_ROWS = 2
+"""Rows of each. BatchNorm cannot normalise a single one."""
+COPIES = 3
+"""The whole model, its gradients and a margin."""
+
+
+def can_verify(model: nn.Module, verify: str, rank: int) -> bool:
+    """Whether stages are to be compared with the whole model; says so if they cannot be."""
+    if verify not in ("first-step", "off"):
+        raise RuntimeMismatchError(f"verify: is {verify!r}; use 'first-step' or 'off'")
+    if verify == "off":
+        return False
+    if any(parameter.is_meta for parameter in model.parameters()):
+        if rank == 0:
+            sys.stderr.write(
+                "pipeplan: the model was built on the meta device, so its stages are not compared"
+                " with the whole model\n"
+            )
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What one rank needs for the comparison."""
+
+    rank: int
+    replica: Replica | None
+    """None for a rank that the plan does not use."""
+    optimizer: torch.optim.Optimizer
+    stage_ranks: tuple[tuple[int, ...], ...]
+    first_name_of: dict[str, str]
+    loss: LossTerms
+    num_microbatches: int
+    amp_dtype: torch.dtype | None
+    recomputes: bool
+
+    def run(self, batch: Any, targets: Any, num_rows: int) -> str | None:
+        """Compare; all ranks have to call it.
+
+        Returns a reason to refuse the step if no stage raises in it: the whole model does. If a
+        stage raises too, that is the model's own error.
+
+        Raises:
+            RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
+        """
+        samples = self._share(batch, targets, num_rows)
+        report = None
+        if self.replica is not None and self.rank in self._comparing:
+            try:
+                report = self._compare(self.replica, samples)
+            except RuntimeMismatchError as error:
+                report = failed(error)
+            finally:
+                self.replica.module.forget_rest()
+                self.replica.reducer.begin()
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, report)
+        reports = [everyone[rank] for rank in self._comparing]
+        found = first_difference(reports, self._rounding)
+        if found is not None:
+            raise RuntimeMismatchError(
+                f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
+                " this out)"
+            )
+        return next((each.whole_error for each in reports if each.whole_error), None)
+
+    @property
+    def _comparing(self) -> list[int]:
+        """The ranks that compare: the first replica of each stage."""
+        return [ranks[0] for ranks in self.stage_ranks]
+
+    def _rounding(self, size: float) -> float:
+        """How much numbers of a size may differ by rounding."""
+        dtype = self.amp_dtype or torch.float32
+        return float(torch.finfo(dtype).eps ** 0.75 * size)
+
+    def _share(self, batch: Any, targets: Any, num_rows: int) -> list[Sample]:
+        """A few rows, and then all of them together.
+
+        Ranks that were not given any get them from those that were.
+        """
+        given: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(given, (batch is not None, targets is not None))
+        # As the runtime runs them: no more microbatches and no larger ones.
+        num_samples = min(MOST_SAMPLES, self.num_microbatches, num_rows)
+        size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
+        rows = [range(i * size, (i + 1) * size) for i in range(num_samples)]
+        rows.append(range(num_samples * size))
+        host = torch.device("cpu")
+        calls = None if batch is None else [select_rows(as_call(batch), r, host) for r in rows]
+        aims = None if targets is None else [select_rows(targets, r, host) for r in rows]
+        sources = self.stage_ranks[0][0], self.stage_ranks[-1][0]
+        shared: list[Any] = []
+        for kind, (value, source) in enumerate(zip((calls, aims), sources, strict=True)):
+            box = [value]
+            is_missing = any(not given[rank][kind] for rank in self._comparing)
+            if given[source][kind] and is_missing:
+                dist.broadcast_object_list(box, src=source)
+            shared.append(box[0] or [None] * num_samples)
+        return [
+            Sample(call=call, targets=aim, num_rows=size) for call, aim in zip(*shared, strict=True)
+        ]
+
+    def _compare(self, replica: Replica, samples: list[Sample]) -> Report:
+        groups = self.optimizer.param_groups
+        decayed = {id(p) for group in groups if group.get("weight_decay") for p in group["params"]}
+        stage = StageCalls(
+            module=replica.module,
+            runner=replica.runner,
+            loss=self.loss,
+            parameters=replica.named,
+            device=replica.runner.device,
+            amp_dtype=self.amp_dtype,
+            decayed=frozenset(n for n, p in replica.named.items() if id(p) in decayed),
+        )
+        with _on_one_device(stage) as placed:
+            *parts, joint = [_move(sample, placed.device) for sample in samples]
+            return compare_stage(
+                placed,
+                parts,
+                self.first_name_of,
+                replica.held_by,
+                recomputes=self.recomputes,
+                joint=joint,
+            )
+
+
+def _move(sample: Sample, device: torch.device) -> Sample:
+    call, targets = map_tensors([sample.call, sample.targets], lambda tensor: tensor.to(device))
+    return replace(sample, call=call, targets=targets)
+
+
+@contextlib.contextmanager
+def _on_one_device(stage: StageCalls) -> Iterator[StageCalls]:
+    """Inside, the whole model is on the stage's device; if it does not fit there, on the host."""
+    if stage.device.type == "cpu":
+        yield stage
+        return
+    host = torch.device("cpu")
+    module, rest = stage.module, stage.module.rest.tensors
+    free_bytes = torch.cuda.mem_get_info(stage.device)[0]
+    if COPIES * sum(tensor.nbytes for tensor in rest) < free_bytes:
+        for tensor in rest:
+            tensor.data = tensor.data.to(stage.device)
+        yield stage
+        return
+    module.model.to(host)
+    try:
+        yield replace(stage, runner=stage.runner.on(host), device=host)
+    finally:
+        module.model.to(stage.device)

@@ -1,0 +1,92 @@
+"""Each private name of torch that pipeplan uses still means what it meant; by name."""
+
+import ast
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import pipeplan  # noqa: E402
+from pipeplan.splitting import torch_private  # noqa: E402
+
+SOURCE = Path(pipeplan.__file__).parent
+PRIVATE = re.compile(
+    r"\.(_version|_parameters|_buffers|_modules|_get_default_store|_NormBase|_Loss|_C|_dynamo"
+    r"|_forward_hooks|_forward_pre_hooks|_backward_hooks|_non_persistent_buffers_set)\b"
+)
+
+
+def test_this_torch_was_tested():
+    assert torch.__version__.partition("+")[0] in torch_private.TESTED_VERSIONS
+
+
+def test_count_changes():
+    tensor = torch.zeros(2)
+    before = torch_private.count_changes(tensor)
+    tensor.add_(1)
+    assert torch_private.count_changes(tensor) == before + 1
+    assert torch_private.count_changes(tensor.view(2, 1)) == before + 1
+
+
+def test_default_store(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        found = torch_private.default_store()
+        found.set("key", "value")
+        assert found.clone().get("key") == b"value"
+        assert dist.PrefixStore("prefix", found).num_keys() >= 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_torch_dispatch_mode_sees_operations_of_autograd_too():
+    seen = []
+
+    class Watch(torch_private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Watch():
+        torch.tanh(x).sum().backward()
+    assert {"aten.tanh.default", "aten.tanh_backward.default"} <= set(seen)
+
+
+def test_words_of_broken_connections():
+    with pytest.raises((RuntimeError, OSError)) as caught:
+        dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=200))
+    text = str(caught.value).lower()
+    assert isinstance(caught.value, dist.DistError) or any(
+        word in text for word in torch_private.CONNECTION_WORDS
+    )
+
+
+def private_names(path):
+    """Private names of torch in a file: imports of private modules, private attributes."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += [name for name in names if name.startswith("_")]
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(f".{node.attr}"):
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if not is_own:  # `self._parameters` of our own classes is ours
+                found.append(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("room", ["splitting", "runtime"])
+def test_private_names_stand_in_one_module(room):
+    found = {
+        str(path.relative_to(SOURCE)): private_names(path)
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        if path.name != "torch_private.py"
+    }
+    assert {path: names for path, names in found.items() if names} == {}
