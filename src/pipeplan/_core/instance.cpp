@@ -91,6 +91,36 @@ void Pairs::find_one_number() {
     is_one_number_ = is_full_ || size_ == 1 || between_ == one_number_;
 }
 
+std::vector<int> Pairs::sorted_hosts(const std::vector<int>& devices) const {
+    std::vector<int> hosts;
+    hosts.reserve(devices.size());
+    for (int u : devices) hosts.push_back(host_of_[u]);
+    std::sort(hosts.begin(), hosts.end());
+    return hosts;
+}
+
+double Pairs::least_inside(const std::vector<int>& devices) const {
+    const std::vector<int> hosts = sorted_hosts(devices);
+    double least = hosts.front() == hosts.back() ? std::numeric_limits<double>::infinity() : between_;
+    for (std::size_t k = 1; k < hosts.size(); ++k)
+        if (hosts[k] == hosts[k - 1]) least = std::min(least, data_[hosts[k]]);
+    return least;
+}
+
+double Pairs::least_between(const std::vector<int>& senders,
+                            const std::vector<int>& receivers) const {
+    const std::vector<int> from = sorted_hosts(senders), to = sorted_hosts(receivers);
+    const bool is_one_host =
+        from.front() == from.back() && to.front() == to.back() && from.front() == to.front();
+    double least = is_one_host ? std::numeric_limits<double>::infinity() : between_;
+    for (std::size_t a = 0, b = 0; a < from.size() && b < to.size();) {
+        if (from[a] == to[b]) least = std::min(least, data_[from[a]]);
+        if (from[a] <= to[b]) ++a;
+        else ++b;
+    }
+    return least;
+}
+
 Pairs Pairs::on_devices(const std::vector<int>& order) const {
     if (!is_full_) {
         Pairs result = *this;

@@ -37,11 +37,16 @@ class Pairs {
     bool is_one_number() const { return is_one_number_; }
     double one_number() const { return one_number_; }
     const std::vector<double>& table() const { return *table_; }
+    // The least number between any two devices of a set, or from one set to another that has none of
+    // its devices; infinite if there is no pair. From the hosts alone; not for full matrices.
+    double least_inside(const std::vector<int>& devices) const;
+    double least_between(const std::vector<int>& senders, const std::vector<int>& receivers) const;
 
     Pairs on_devices(const std::vector<int>& order) const;
 
   private:
     void find_one_number();
+    std::vector<int> sorted_hosts(const std::vector<int>& devices) const;
 
     std::shared_ptr<const std::vector<double>> table_;
     const double* data_;

@@ -13,12 +13,23 @@
 
 namespace pipeplan {
 
+// Whether links can be told from the hosts, without a look at each pair of devices.
+inline bool has_host_links(const Instance& in) {
+    return !in.bytes_per_ms.is_full() && in.latency_ms.is_one_number();
+}
+
 // The costs of a stage; false if a path is missing or if a stage may not have so many devices.
 inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
                        const std::vector<int>& devices, StageCosts& costs) {
     double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
-    for (int u : devices) {
-        speed = std::min(speed, in.speed[u]);
+    for (int u : devices) speed = std::min(speed, in.speed[u]);
+    const bool by_hosts = has_host_links(in);
+    if (by_hosts) {
+        slowest = in.bytes_per_ms.least_inside(devices);
+        latency_ms = in.latency_ms.one_number();
+    }
+    for (std::size_t a = 0; !by_hosts && a < devices.size(); ++a) {
+        const int u = devices[a];
         for (int v : devices) {
             if (u == v) continue;
             slowest = std::min(slowest, in.bytes_per_ms(u, v));
@@ -41,6 +52,12 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
     const double part = 1.0 / (static_cast<double>(devices.size()) * next_devices.size());
     const double there_bytes = part * in.output_bytes[end_layer - 1];
     const double back_bytes = part * in.gradient_bytes[end_layer - 1];
+    if (has_host_links(in)) {
+        const double rate = in.bytes_per_ms.least_between(devices, next_devices);
+        const double latency_ms = in.latency_ms.one_number();
+        costs = {latency_ms + there_bytes / rate, latency_ms + back_bytes / rate};
+        return rate > 0;
+    }
     costs = {0.0, 0.0};
     for (int u : devices) {
         for (int v : next_devices) {

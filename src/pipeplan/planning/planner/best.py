@@ -288,8 +288,12 @@ class _Search:
 
     @property
     def _budget_factor(self) -> float:
-        """Where devices can be exchanged, searches look at cuts and sizes only: a part will do."""
-        return settings.EQUAL_DEVICES_BUDGET if self.instance.has_equal_devices else 1.0
+        """With equal devices and many microbatches the slowest stage is nearly all that counts.
+
+        The recursion makes it as fast as can be. So a part of the search will do.
+        """
+        is_long = self.problem.num_microbatches >= settings.MANY_MICROBATCHES * self.num_devices
+        return settings.EQUAL_DEVICES_BUDGET if self.instance.has_equal_devices and is_long else 1.0
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""
