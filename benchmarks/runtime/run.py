@@ -1,7 +1,9 @@
-"""Measures the time that the runtime adds to the computation, against torch's own Schedule1F1B.
+"""Measures the time that the runtime adds to the computation, against torch's own runtimes.
 
-Four ranks run over gloo, one stage each. Both run the same even plan, with layers so small that
-their time hardly counts. Both run in the same processes, in turn, so that the load is the same.
+Four ranks run over gloo. Against Schedule1F1B they have one stage each and the same even plan, with
+layers so small that their time hardly counts. Against DistributedDataParallel (DDP) they are four
+replicas of one stage. All run in the same processes, in turn, so that the load is the same. CPU
+time is that of all threads of all ranks.
 
     python benchmarks/runtime/run.py [--rounds 15] [--width 64] [--json FILE]
 """
@@ -19,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
 
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
@@ -31,18 +34,19 @@ NUM_STAGES = 4
 ROWS = 4
 FEW, MANY = 8, 32
 STEPS_A_ROUND = 10
-PORT = 29721
+PORT = int(os.environ.get("PIPEPLAN_BENCHMARK_PORT", "29721"))
+DDP_LAYERS, DDP_WIDTH, DDP_ROWS = 8, 384, 64
 
 
-def make_plan(microbatches: int) -> Plan:
+def make_plan(microbatches: int, num_layers: int = NUM_STAGES, *, replicated: bool = False) -> Plan:
     profile = ModelProfile(
         name="even",
-        microbatch_size=ROWS,
+        microbatch_size=DDP_ROWS * NUM_STAGES if replicated else ROWS,
         layers=tuple(
             LayerProfile(
                 name=str(i), forward_ms=1, backward_ms=1, output_bytes=1, parameter_bytes=1
             )
-            for i in range(NUM_STAGES)
+            for i in range(num_layers)
         ),
     )
     cluster = Cluster(
@@ -51,6 +55,8 @@ def make_plan(microbatches: int) -> Plan:
         bandwidth_gb_per_s=((10.0,) * NUM_STAGES,) * NUM_STAGES,
     )
     stages = tuple(Stage(layers=range(i, i + 1), devices=(i,)) for i in range(NUM_STAGES))
+    if replicated:
+        stages = (Stage(layers=range(num_layers), devices=tuple(range(NUM_STAGES))),)
     run = SCHEDULES["1f1b"](CostModel(profile, cluster).pipeline_costs(stages), microbatches)
     return Plan(
         model=profile,
@@ -107,14 +113,46 @@ def theirs(microbatches: int, width: int):
     return step, lambda: None
 
 
-def time_steps(step, inputs, targets) -> float:
-    """Milliseconds of one step, from barrier to barrier."""
+def make_ddp_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = [nn.Sequential(nn.Linear(DDP_WIDTH, DDP_WIDTH), nn.ReLU()) for _ in range(DDP_LAYERS)]
+    return nn.Sequential(*pairs)
+
+
+def our_replicas():
+    plan = make_plan(1, DDP_LAYERS, replicated=True)
+    pipeline = Pipeline(plan, make_ddp_model(), nn.functional.mse_loss, make_optimizer)
+    return pipeline.step, pipeline.close
+
+
+def their_replicas():
+    model = DistributedDataParallel(make_ddp_model())
+    optimizer = make_optimizer(model.parameters())
+    rows = slice(dist.get_rank() * DDP_ROWS, (dist.get_rank() + 1) * DDP_ROWS)
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs[rows]), targets[rows])
+        loss.backward()
+        optimizer.step()
+        loss = loss.detach()
+        dist.all_reduce(loss)  # the mean loss of the batch, which our step returns, too
+        loss.item()
+
+    return step, lambda: None
+
+
+def time_steps(step, inputs, targets) -> tuple[float, float]:
+    """Milliseconds of one step: from barrier to barrier, and CPU time of all ranks."""
     dist.barrier()
-    start_s = time.perf_counter()
+    start_s, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(STEPS_A_ROUND):
         step(inputs, targets)
+    used_s = torch.tensor([time.process_time() - cpu_s], dtype=torch.float64)
     dist.barrier()
-    return (time.perf_counter() - start_s) / STEPS_A_ROUND * 1e3
+    wall_ms = (time.perf_counter() - start_s) / STEPS_A_ROUND * 1e3
+    dist.all_reduce(used_s)
+    return wall_ms, used_s.item() / STEPS_A_ROUND * 1e3
 
 
 def worker(rank: int, rounds: int, width: int, output: str) -> None:
@@ -123,10 +161,16 @@ def worker(rank: int, rounds: int, width: int, output: str) -> None:
         "gloo", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=NUM_STAGES
     )
     subjects, data, close = {}, {}, []
-    for count in (FEW, MANY):
-        data[count] = torch.randn(count * ROWS, width), torch.randn(count * ROWS, width)
-        for name, make in (("pipeplan", ours), ("torch", theirs)):
-            subjects[name, count], ending = make(count, width)
+    for count in (FEW, MANY, 1):
+        rows, columns = count * ROWS, width
+        makers = (("pipeplan", lambda: ours(count, width)), ("torch", lambda: theirs(count, width)))  # noqa: B023
+        if count == 1:
+            rows, columns = DDP_ROWS * NUM_STAGES, DDP_WIDTH
+            makers = (("pipeplan", our_replicas), ("torch", their_replicas))
+        torch.manual_seed(count)  # the same batch on all ranks
+        data[count] = torch.randn(rows, columns), torch.randn(rows, columns)
+        for name, make in makers:
+            subjects[name, count], ending = make()
             close.append(ending)
     for (_, count), step in subjects.items():
         time_steps(step, *data[count])
@@ -137,11 +181,15 @@ def worker(rank: int, rounds: int, width: int, output: str) -> None:
     for ending in close:
         ending()
     if rank == 0:
-        Path(output).write_text(
-            json.dumps([[*key, statistics.median(ms), min(ms)] for key, ms in times_ms.items()])
-        )
+        Path(output).write_text(json.dumps([[*key, *summary(ms)] for key, ms in times_ms.items()]))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def summary(times_ms) -> list[float]:
+    """Median wall time, shortest wall time, median CPU time."""
+    wall_ms, cpu_ms = zip(*times_ms, strict=True)
+    return [statistics.median(wall_ms), min(wall_ms), statistics.median(cpu_ms)]
 
 
 def main() -> None:
@@ -155,20 +203,21 @@ def main() -> None:
     rows = json.loads(output.read_text())
     if not options.json:
         output.unlink()
-    median = {(name, count): ms for name, count, ms, _ in rows}
-    best = {(name, count): ms for name, count, _, ms in rows}
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
-    for title, table in (("median", median), ("fastest", best)):
+    for column, title in enumerate(("median", "fastest", "CPU time")):
+        table = {(row[0], row[1]): row[2 + column] for row in rows}
         for name in ("pipeplan", "torch"):
             extra = (table[name, MANY] - table[name, FEW]) / (MANY - FEW)
             print(
                 f"{title:8} {name:9} {table[name, FEW]:8.2f} ms with {FEW} microbatches,"
                 f" {table[name, MANY]:8.2f} ms with {MANY};"
-                f" {extra * 1e3 / (2 * NUM_STAGES):7.1f} us a block"
+                f" {extra * 1e3 / (2 * NUM_STAGES):7.1f} us a block;"
+                f" {table[name, 1]:8.2f} ms with replicas"
             )
-        for count in (FEW, MANY):
+        for count in (FEW, MANY, 1):
             ratio = table["pipeplan", count] / table["torch", count]
-            print(f"{title:8} ratio {ratio:.3f} with {count} microbatches")
+            other = "DDP" if count == 1 else f"Schedule1F1B with {count} microbatches"
+            print(f"{title:8} ratio {ratio:.3f} against {other}")
 
 
 if __name__ == "__main__":

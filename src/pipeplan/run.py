@@ -59,6 +59,22 @@ class _InterruptedError(Exception):
     "--trust", is_flag=True, help="Load a checkpoint of pipeplan's first format; it can run code."
 )
 @click.option("--trace", type=click.Path(), help="Write a Chrome trace of the last step.")
+@click.option(
+    "--join-timeout", default=300.0, show_default=True, help="Wait so long for ranks (s)."
+)
+@click.option("--hang-timeout", default=20.0, show_default=True, help="The limit of a block (s).")
+@click.option(
+    "--first-block-timeout",
+    default=600.0,
+    show_default=True,
+    help="The same for the first of its kind, which may compile (s).",
+)
+@click.option(
+    "--outside-timeout",
+    default=600.0,
+    show_default=True,
+    help="The limit of a rank that is busy outside of steps while others wait (s).",
+)
 def run_command(
     plan: str,
     build: str,
@@ -72,6 +88,10 @@ def run_command(
     resume_from: str | None,
     trust: bool,
     trace: str | None,
+    join_timeout: float,
+    hang_timeout: float,
+    first_block_timeout: float,
+    outside_timeout: float,
 ) -> None:
     """Train the model that BUILD (MODULE:FUNCTION) makes, by PLAN, on torchrun's ranks."""
     if "RANK" not in os.environ:
@@ -81,15 +101,21 @@ def run_command(
         import torch.distributed as dist
 
         from pipeplan.documents.files import read_plan
-        from pipeplan.runtime import Pipeline, join_ranks
+        from pipeplan.runtime import Pipeline, WatchdogOptions, join_ranks
 
+        watchdog = WatchdogOptions(
+            hang_timeout_s=hang_timeout,
+            first_block_timeout_s=first_block_timeout,
+            outside_timeout_s=outside_timeout,
+        )
         read = _runnable(read_plan(plan), as_is=as_is)
         model = find_function(build)()
         make_batch = find_function(data or _beside(build, "make_batch"))
         loss_fn = find_function(loss or _beside(build, "loss_fn"))
-        join_ranks()
+        join_ranks(join_timeout)
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
-        with Pipeline(read, model, loss_fn, lambda found: kind(found, lr=lr)) as pipeline:
+        optimizer_fn = lambda found: kind(found, lr=lr)  # noqa: E731
+        with Pipeline(read, model, loss_fn, optimizer_fn, watchdog=watchdog) as pipeline:
             _resume(pipeline, checkpoint, resume_from, trust=trust)
             _train(pipeline, make_batch, steps, checkpoint)
             if trace:

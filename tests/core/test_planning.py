@@ -155,6 +155,17 @@ class TestOnSets:
                 bound = _core.relaxed_bound(instance, sizes_upto(V), 16, limit_ms, 1)
                 assert bound <= least * (1 + 1e-9)
 
+    def test_a_limit_just_above_the_best_plan_drops_none_that_is_better(self):
+        """Long all-reduces in the middle overlap what is in front of them."""
+        for seed in range(60):
+            rng = random.Random(seed)
+            V, M = 4, rng.randint(1, 6)
+            cost = hard_cost(rng, rng.randint(3, 6), V)
+            instance = cost.kernel_instance(M)
+            least, _ = _core.plan_on_sets(instance, list(range(V)), 16, np.inf, 0, 1)
+            limited, _ = _core.plan_on_sets(instance, list(range(V)), 16, least * (1 + 1e-6), 0, 1)
+            assert limited == pytest.approx(least, rel=1e-9), seed
+
     def test_merged_fronts_and_groups_stay_below_every_plan(self):
         """Narrow fronts are merged all the time here; what comes out must hold for each plan."""
         for seed in range(30):

@@ -1,6 +1,7 @@
 """Judges, in one process, whether a cut model is compared rightly with the whole one."""
 
 import json
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +117,13 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None):
 
 def train_cut(make, names, cuts, *, recompute=False):
     """The gradients and buffers of one batch, by stages that share nothing but messages."""
+    with warnings.catch_warnings():
+        # With recomputation the first forward has no gradients: a checkpoint inside warns of it.
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        return _train_cut(make, names, cuts, recompute=recompute)
+
+
+def _train_cut(make, names, cuts, *, recompute):
     stages = [
         make_stage(make, names, cuts, index, recompute=recompute)[0] for index in range(len(cuts))
     ]
@@ -134,11 +142,12 @@ def train_cut(make, names, cuts, *, recompute=False):
                     row_share=share,
                 )  # fmt: skip
                 break
-            sent, template = stage.runner.forward(
-                0, m, tensors, template, call, learn=True, row_share=share
-            )
+            sent, template = stage.runner.forward(0, m, tensors, template, call, row_share=share)
             template = json.loads(json.dumps(template))
-            tensors = [t.detach().clone().requires_grad_(t.requires_grad) for t in sent]
+            have = stage.runner.have_gradient(sent)
+            tensors = [
+                t.detach().clone().requires_grad_(h) for t, h in zip(sent, have, strict=True)
+            ]
     for m in range(len(samples)):
         gradients = []
         for stage in reversed(stages):

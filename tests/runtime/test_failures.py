@@ -22,7 +22,13 @@ from runtime.workers import Ranks  # noqa: E402
 
 NUM_RANKS = 4
 PATIENT_S = 30.0
-QUICK = WatchdogOptions(beat_s=0.2, beat_timeout_s=3.0, hang_timeout_s=3.0)
+QUICK = WatchdogOptions(
+    beat_s=0.2,
+    beat_timeout_s=3.0,
+    hang_timeout_s=3.0,
+    first_block_timeout_s=30.0,
+    outside_timeout_s=3.0,
+)
 DEFAULT = WatchdogOptions()
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan import write_plan  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, Whole  # noqa: E402
-from pipeplan.runtime.exchange.neighbours import Exchange  # noqa: E402
+from pipeplan.runtime.exchange.contents import describe  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, make_mlp, mlp_loss, token_loss  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
@@ -292,8 +292,10 @@ def scene_bf16(rank):
         part = copy.deepcopy(model)
         with Pipeline(plan, part, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
             losses = [pipeline.step(*batch) for batch in data]
-            all_kinds = pipeline._replica.exchange.kinds_out.values()
-            assert {kind.dtype for kinds in all_kinds for kind in kinds} <= {torch.bfloat16}
+            sent = pipeline._replica.exchange.forecasts[pipeline.stage]._of_key.values()
+            forecasts = [forecast for step in sent for forecast in step._of_slot.values()]
+            dtypes = {kind.dtype for forecast in forecasts for kind in forecast.contents.kinds}
+            assert dtypes == ({torch.bfloat16} if pipeline.stage == 0 else set())
             with CountCasts() as casts:
                 pipeline.step(*data[0])
             if plan is plans[0]:  # not once more for each microbatch
@@ -432,10 +434,8 @@ def scene_refusals(rank):
     plan = cut_plan(list("01234"), [0, 3], [1, 3], 2, 2)
     with Pipeline(plan, make_mlp(), mlp_loss, sgd) as pipeline:
         pass
-    with pytest.raises(RuntimeMismatchError, match="stage 1: has 3 replicas for a microbatch of 2"):
-        pipeline._route(4)
-    with pytest.raises(RuntimeMismatchError, match="batch: has 1 rows for 2 microbatches"):
-        pipeline._route(1)
+    with pytest.raises(RuntimeMismatchError, match="batch: has no rows; leave out empty batches"):
+        pipeline._route(0)
     with pytest.raises(RuntimeMismatchError, match=r"layers\[0\].name: 'zero' is no layer"):
         Pipeline(cut_plan(["zero", "1"], [0, 1], [2, 2], 1, 2), make_mlp(), mlp_loss, sgd)
     with pytest.raises(RuntimeMismatchError, match="ranks: 4 for a plan on 5 devices"):
@@ -458,10 +458,8 @@ def test_all_scenes():
 
 @pytest.mark.parametrize("shape", [(), (8,), (1, 2, 5)])
 def test_what_has_no_rows_cannot_cross_a_cut(shape):
-    plan = cut_plan(list("01234"), [0, 2], [1, 1], 2, 4)
-    exchange = Exchange(plan, (0, 0), None, None, None)
     with pytest.raises(RuntimeMismatchError, match=r"for 4 rows; what crosses a cut has the"):
-        exchange.announce("key", [torch.zeros(shape)], ["tensor", 0], 4, aloud=False)
+        describe([torch.zeros(shape)], [False], ["tensor", 0], 4, stage=0)
 
 
 def test_loss_scale_halves_on_overflow_and_grows_after_calm():

@@ -15,11 +15,12 @@ from runtime.samples import make_case, random_plan  # noqa: E402
 from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
 NUM_RANKS = 4
+# Large epsilons, since small ones would blow up the rounding of gradients that are zero.
 OPTIMIZERS = {
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, eps=1e-3),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
-    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.01),
-    "radam": lambda groups: torch.optim.RAdam(groups, lr=0.01),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.01, eps=1e-3),
+    "radam": lambda groups: torch.optim.RAdam(groups, lr=0.01, eps=1e-3),
 }
 SCHEDULES = {
     "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 7),

@@ -22,7 +22,7 @@ SCRIPT, PLANNING = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.DOTALL | re.MULTILINE
 )
 SET_UP, TRAINING = SCRIPT.split("join_ranks()\n")
-MODEL = next(line for line in TRAINING.splitlines() if line.startswith("model = "))
+MODEL = TRAINING.partition("with Pipeline(")[0]
 
 
 def run_script(rank, folder, num_steps):

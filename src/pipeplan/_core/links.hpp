@@ -39,15 +39,23 @@ inline Shares even_shares(int num_devices, double slowest_speed) {
     return {even, even, even / slowest_speed};
 }
 
-// For lower bounds, where `total_speed` is that of all devices of the set together.
+// The devices of a stage that have a sample more than the others, if all take whole samples as
+// evenly as can be. 0: then all have equally many, or there are fewer samples than devices.
+inline int num_with_more_samples(const Instance& in, int num_devices) {
+    return in.microbatch_size < num_devices ? 0 : in.microbatch_size % num_devices;
+}
+
+// For lower bounds. At best the fastest devices have a sample more; `slowest_of_more` is the slowest
+// of these.
 inline Shares whole_or_even_shares(const Instance& in, int num_devices, double slowest_speed,
-                                   double total_speed) {
+                                   double slowest_of_more) {
     const Shares even = even_shares(num_devices, slowest_speed);
-    const int samples = in.microbatch_size / num_devices;
-    if (samples == 0 || in.microbatch_size % num_devices == 0) return even;
-    const double least = static_cast<double>(samples) / in.microbatch_size;
-    const double rate = std::max(least / slowest_speed, 1.0 / total_speed);
-    return {even.even, least, std::min(rate, even.compute_rate)};
+    if (num_with_more_samples(in, num_devices) == 0) return even;
+    const double samples = in.microbatch_size;
+    const int fewer = in.microbatch_size / num_devices;
+    const double rate =
+        std::max(fewer / samples / slowest_speed, (fewer + 1) / samples / slowest_of_more);
+    return {even.even, fewer / samples, std::min(rate, even.compute_rate)};
 }
 
 // The undominated links of a set. The first few live inside, so that most sets need no heap.

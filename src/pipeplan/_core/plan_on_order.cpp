@@ -19,6 +19,7 @@ constexpr int kMostDevicesForLinkSets = 512;
 // stage and in front of the first stage may stay unused.
 class OrderTopology {
   public:
+    static constexpr bool kKnowsFreeSets = false;
     OrderTopology(const Instance& in, const std::vector<int>& sizes, int unit, Pool& pool,
                   Control& control)
         : in_(in), sizes_(sizes), start_(starts(in.num_devices, unit)),

@@ -4,6 +4,7 @@
 // a set is the number of its devices from each class: 81 sets instead of 65,536 for two hosts of
 // eight equal devices.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
@@ -15,6 +16,7 @@ namespace {
 
 class SetTopology {
   public:
+    static constexpr bool kKnowsFreeSets = true;
     SetTopology(const Instance& in, const std::vector<int>& class_of) : in_(in) {
         members_.resize(*std::max_element(class_of.begin(), class_of.end()) + 1);
         for (int u = 0; u < in.num_devices; ++u) members_[class_of[u]].push_back(u);
@@ -80,7 +82,7 @@ class SetTopology {
         for (int a = 0; a < N; ++a) {
             for (std::size_t c = 0; c < members_.size(); ++c)
                 speed_[a] += sets_[a][c] * in_.speed[members_[c][0]];
-            device_sets_.push_back(device_set(sets_[a], speed_[a]));
+            device_sets_.push_back(device_set(sets_[a]));
         }
         std::vector<int> index_of(encode_limit(), -1);
         for (int a = 0; a < N; ++a) index_of[encode(sets_[a])] = a;
@@ -131,7 +133,16 @@ class SetTopology {
         return links;
     }
 
-    DeviceSet device_set(const Counts& counts, double total_speed) const {
+    // The speed of the k-th fastest device.
+    double kth_fastest(const Counts& counts, int k) const {
+        std::vector<double> speeds;
+        for (std::size_t c = 0; c < counts.size(); ++c)
+            speeds.insert(speeds.end(), counts[c], in_.speed[members_[c][0]]);
+        std::sort(speeds.begin(), speeds.end(), std::greater<double>());
+        return speeds[k - 1];
+    }
+
+    DeviceSet device_set(const Counts& counts) const {
         const int k = std::accumulate(counts.begin(), counts.end(), 0);
         double speed = kInfinity, slowest = kInfinity, latency_ms = 0.0;
         for (std::size_t c = 0; c < counts.size(); ++c) {
@@ -145,7 +156,8 @@ class SetTopology {
             }
         }
         if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}};
-        return {k, whole_or_even_shares(in_, k, speed, total_speed),
+        const int more = num_with_more_samples(in_, k);
+        return {k, whole_or_even_shares(in_, k, speed, more ? kth_fastest(counts, more) : speed),
                 make_ring(in_, k, slowest, latency_ms)};
     }
 

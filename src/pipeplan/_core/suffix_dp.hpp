@@ -70,6 +70,7 @@ class SuffixDp {
           rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {}
 
     DpResult run() {
+        if constexpr (Topology::kKnowsFreeSets) tabulate_heads();
         std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
         work[0] = std::make_unique<Work>(L_);
         for (int node = 0; node < topology_.num_nodes(); ++node) {
@@ -122,21 +123,14 @@ class SuffixDp {
         const bool may_end = topology_.may_end(node);
         if (!any_behind && !may_end) return;
         const int new_node = topology_.attach(node, option);
-        const double head_speed = topology_.head_speed(new_node);
         const double rate = set.shares.compute_rate;
         bool any = false;
         for (int l = 0; l < L_; ++l) {
             Front<Suffix>& front = work.fronts[l];
             front.clear();
             if (l % kLayersBetweenChecks == 0) control_.check();
-            // The layers before l still have to run in front, at best on all devices there.
-            double head_forward = 0.0, head_work = 0.0;
-            if (l > 0) {
-                if (!(head_speed > 0)) continue;
-                head_forward = forward_[l] / head_speed;
-                head_work = head_forward + backward_[l] / head_speed;
-                if (M_ * head_work > limit_ms_) continue;
-            }
+            const auto [head_forward, head_work] = head(new_node, option, l);
+            if (!(head_work < kInfinity)) continue;
             const auto keep = [&](const Suffix& value, const Origin& origin) {
                 if (value.last_backward + head_work > limit_ms_ ||
                     value.last_reduce + head_forward > limit_ms_)
@@ -174,29 +168,119 @@ class SuffixDp {
         result.begin[L_] = static_cast<int>(result.points.size());
     }
 
+    // What has to run before a suffix can begin, and before and after it: forwards only, and both.
+    struct Head {
+        double forward, work;
+    };
+
+    // The layers before `cut` on devices that the node does not use.
+    Head head_on(int node, int cut) const {
+        if constexpr (Topology::kKnowsFreeSets) return heads_[at(node, cut)];
+        const double speed = topology_.head_speed(node);
+        if (cut > 0 && !(speed > 0)) return {kInfinity, kInfinity};
+        const double forward = cut > 0 ? forward_[cut] / speed : 0.0;
+        const double work = cut > 0 ? forward + backward_[cut] / speed : 0.0;
+        return M_ * work > limit_ms_ ? Head{kInfinity, kInfinity} : Head{forward, work};
+    }
+
+    // The same and the channel to the node's first set.
+    Head head(int node, int option, int cut) const {
+        Head head = head_on(node, cut);
+        if constexpr (Topology::kKnowsFreeSets) {
+            if (cut == 0) return head;
+            const ChannelCosts& channel = nearest_[at(option, cut)];
+            head.forward += channel.there;
+            head.work += channel.there + channel.back;
+        }
+        return head;
+    }
+
+    std::size_t at(int node, int cut) const { return static_cast<std::size_t>(node) * L_ + cut; }
+
+    // The cheapest channel to each set at each cut, from whatever set.
+    void tabulate_channels() {
+        nearest_.assign(at(topology_.num_options(), 0), {kInfinity, kInfinity});
+        for (int next = 1; next < topology_.num_options(); ++next) {
+            control_.check();
+            for (int option = 1; option < topology_.num_options(); ++option) {
+                if (topology_.attach(next, option) < 0) continue;
+                const LinkPair links = topology_.links(next, option, next);
+                if (!links.forward->connected()) continue;
+                const Shares mine = topology_.set(next, option).shares;
+                const Shares theirs = topology_.set(0, next).shares;
+                for (int cut = 1; cut < L_; ++cut) {
+                    const ChannelCosts one = channel_costs(links, mine, theirs, cut);
+                    ChannelCosts& least = nearest_[at(next, cut)];
+                    least.there = std::min(least.there, one.there);
+                    least.back = std::min(least.back, one.back);
+                }
+            }
+        }
+    }
+
+    // The least time of a microbatch through the layers before each cut, on stages of devices that
+    // the node does not use, each of which could be part of a plan within the limit.
+    void tabulate_heads() {
+        tabulate_channels();
+        heads_.assign(at(topology_.num_nodes(), 0), {kInfinity, kInfinity});
+        for (int node = topology_.num_nodes(); node-- > 0;) {
+            heads_[at(node, 0)] = {0.0, 0.0};
+            for (int option = 0; option < topology_.num_options(); ++option) {
+                const int next = topology_.attach(node, option);
+                if (next < 0 || !topology_.set(node, option).ring.connected) continue;
+                control_.check();
+                extend_heads(node, next, option);
+            }
+        }
+    }
+
+    void extend_heads(int node, int next, int option) {
+        const DeviceSet set = topology_.set(node, option);
+        const double rate = set.shares.compute_rate;
+        for (int first = 0; first < L_ - 1; ++first) {
+            const Head before = heads_[at(next, first)];
+            if (!(before.work < kInfinity)) continue;
+            const ChannelCosts channel = first ? nearest_[at(option, first)] : ChannelCosts{0.0, 0.0};
+            double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
+            for (int cut = first + 1; cut < L_; ++cut) {
+                forward_ms += in_.forward_ms.value(cut - 1);
+                backward_ms += in_.backward_ms.value(cut - 1);
+                parameter_bytes += in_.parameter_bytes.value(cut - 1);
+                const double forward = rate * forward_ms, work = forward + rate * backward_ms;
+                const double all_reduce = set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes;
+                const double ahead = before.forward + channel.there;
+                if (M_ * work + all_reduce + ahead > limit_ms_) break;  // it only grows with the cut
+                Head& least = heads_[at(node, cut)];
+                least.forward = std::min(least.forward, ahead + forward);
+                least.work = std::min(least.work, before.work + channel.there + channel.back + work);
+            }
+        }
+    }
+
+    ChannelCosts channel_costs(const LinkPair& links, const Shares& mine, const Shares& theirs,
+                               int cut) const {
+        const double least = mine.least * theirs.least, even = mine.even * theirs.even;
+        const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
+        return {links.forward->transfer_ms(least * output, even * output),
+                links.backward->transfer_ms(least * gradient, even * gradient)};
+    }
+
     // For each cut the front of what lies behind the channel between `option` and the node.
     bool fill_behind(int node, int option, const DeviceSet& set, Work& work) {
         for (Front<Beyond>& front : work.behind) front.clear();
         bool any = false;
-        const double head_speed = topology_.head_speed(node);
         for (int next = 0; next < topology_.num_options(); ++next) {
             const Row& rest = row(node, next);
             if (!rest.alive()) continue;
             control_.check();
             const LinkPair links = topology_.links(node, option, next);
             if (!links.forward->connected()) continue;
-            const Shares &mine = set.shares, &theirs = topology_.set(topology_.detach(node, next), next).shares;
-            const double least = mine.least * theirs.least, even = mine.even * theirs.even;
+            const Shares theirs = topology_.set(topology_.detach(node, next), next).shares;
             for (int cut = 1; cut < L_; ++cut) {
                 if (rest.begin[cut] == rest.begin[cut + 1]) continue;
-                const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-                const ChannelCosts channel{
-                    links.forward->transfer_ms(least * output, even * output),
-                    links.backward->transfer_ms(least * gradient, even * gradient)};
+                const ChannelCosts channel = channel_costs(links, set.shares, theirs, cut);
                 if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
-                // All layers before the cut still have to run in front, this stage included.
-                const double head_forward = forward_[cut] / head_speed;
-                const double head_work = head_forward + backward_[cut] / head_speed;
+                const auto [head_forward, head_work] = head_on(node, cut);
                 for (int k = rest.begin[cut]; k < rest.begin[cut + 1]; ++k) {
                     const Beyond value =
                         behind_channel(rest.points[k].value, channel, M_, in_.half_duplex);
@@ -262,6 +346,8 @@ class SuffixDp {
     const double limit_ms_;
     const std::vector<double>&forward_, &backward_;  // prefix sums
     std::vector<Row> rows_;                                // [node][option]
+    std::vector<Head> heads_;                              // [node][cut], where sets are known
+    std::vector<ChannelCosts> nearest_;                    // [option][cut], likewise
 };
 
 }  // namespace pipeplan

@@ -1,65 +1,182 @@
-"""Agrees, before a step, on the number of rows of the batch and on its shapes.
+"""Agrees, at the start of a step, on the batch: its rows, its shapes and its values.
 
-Ranks that need no rows may give None. If any rank does, the first stage tells all ranks the shape
-in every step. Otherwise each rank reads the shape from its own batch.
+The first rank of the first stage tells what it was given. The notice goes down a tree of all ranks,
+from host to host, ahead of the data. So it costs no time: a rank behind waits for data anyway::
+
+    rank 0 of the tree        rows, key of the shapes, fingerprints of batch and targets
+      |- 1 |- 3               each compares with what it was given itself, and passes it on;
+      |    |- 4               a rank that was given None takes the notice's word
+      |- 2
+
+Targets that the first rank does not have are compared among the ranks of the last stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import num_rows, signature
+from pipeplan.runtime.batches import num_rows
+from pipeplan.runtime.exchange.transports import Transport
+from pipeplan.runtime.fingerprints import fingerprint, shape_key
 
-__all__ = ["BatchAgreement", "Given"]
+__all__ = ["Agreed", "BatchAgreement", "Mode"]
 
-Given = tuple[bool, bool]
-"""Whether a rank gave a batch, and whether it gave targets."""
+TAG = 1 << 30
+"""Above all tags of messages."""
+REMEDY = (
+    "a DistributedSampler or an unseeded shuffle gives ranks different rows, but all of them need"
+    " the same batches: use no DistributedSampler, and shuffle with a generator of the same seed"
+)
+
+
+class Mode(IntEnum):
+    """What the ranks do with the batch."""
+
+    TRAINING = 0
+    ACCUMULATION = 1
+    """Training without an update yet."""
+    EVALUATION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks know of a batch."""
+
+    mode: Mode
+    rows: int
+    key: int
+    """Stands for the shapes of the batch, and for evaluation or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notice:
+    """What a rank says of its batch; -1 for a fingerprint of None."""
+
+    step: int
+    mode: int
+    rows: int
+    key: int
+    batch: int
+    targets: int
 
 
 class BatchAgreement:
-    """One rank's knowledge of the batches of all steps."""
+    """One rank's place in the tree."""
 
-    def __init__(self, rank: int, source_rank: int, *, is_last: bool) -> None:
-        self._rank, self._source_rank, self._is_last = rank, source_rank, is_last
-        self._given_first: Given | None = None
-        self._needs_header = False
+    def __init__(
+        self,
+        rank: int,
+        stage_ranks: Sequence[Sequence[int]],
+        num_ranks: int,
+        *,
+        compares_values: bool = True,
+    ) -> None:
+        """`stage_ranks` are the ranks of each stage; other ranks are not used by the plan."""
+        self._rank, self._compares_values = rank, compares_values
+        used = [rank for ranks in stage_ranks for rank in ranks]
+        order = [*used, *(rank for rank in range(num_ranks) if rank not in used)]
+        self._source = order[0]
+        position = order.index(rank)
+        self._parent = order[(position - 1) // 2] if position else None
+        self._children = order[2 * position + 1 : 2 * position + 3]
+        last = list(stage_ranks[-1])
+        self._is_last = rank in last
+        self._first_of_last = last[0]
+        self._others_of_last = last[1:] if rank == last[0] else []
+        self._pending: list[tuple[torch.Tensor, dist.Work]] = []
 
     def agree(
-        self, batch: Any, targets: Any, require: Callable[[list[Given]], None]
-    ) -> tuple[int, str]:
-        """The number of rows of the batch, and a key for the shapes of what crosses cuts.
+        self, batch: Any, targets: Any, mode: Mode, step: int, transport: Transport
+    ) -> Agreed:
+        """What all ranks know of this step's batch.
 
-        `require` is called in the first step. It raises if a rank gave None but needs a value.
+        Raises:
+            RuntimeMismatchError: this rank was given something else than the first one.
         """
-        given = (batch is not None, targets is not None)
-        if self._given_first is None:
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, given)
-            require(everyone)
-            self._given_first = given
-            self._needs_header = not all(gave_batch for gave_batch, _ in everyone)
-        elif given != self._given_first:
+        for _, work in self._pending:  # the step before has ended, so they have arrived
+            work.wait()
+        self._pending.clear()
+        own = self._describe(batch, targets, mode, step)
+        notice = own
+        if self._parent is not None:
+            notice = self._receive(self._parent, TAG, transport)
+            self._compare(own, notice, has_batch=batch is not None)
+        for child in self._children:
+            self._send(notice, child, TAG, transport)
+        self._compare_targets(own, notice, transport)
+        return Agreed(mode=mode, rows=notice.rows, key=notice.key)
+
+    def _describe(self, batch: Any, targets: Any, mode: Mode, step: int) -> _Notice:
+        rows = num_rows(batch, "batch") if batch is not None else 0
+        prefix = f"{mode is Mode.EVALUATION}/{rows}"
+        return _Notice(
+            step=step,
+            mode=mode,
+            rows=rows,
+            key=shape_key(batch, prefix) if batch is not None else 0,
+            batch=self._fingerprint(batch, step),
+            targets=self._fingerprint(targets, step),
+        )
+
+    def _fingerprint(self, value: Any, step: int) -> int:
+        return fingerprint(value, step) if value is not None and self._compares_values else -1
+
+    def _compare(self, own: _Notice, notice: _Notice, *, has_batch: bool) -> None:
+        """Refuse what differs from the first rank's."""
+        first = f"rank {self._source}"
+        if (own.mode, own.step) != (notice.mode, notice.step):
             raise RuntimeMismatchError(
-                f"batch: rank {self._rank} gave {_describe(self._given_first)} in the first step"
-                f" and {_describe(given)} now; give the same kinds in every step"
+                f"step: rank {self._rank} is in {_where(own)}, but {first} in {_where(notice)};"
+                " all ranks call step and evaluate in the same order"
             )
-        if batch is not None:
-            rows = num_rows(batch, "batch")
-            text = f"{rows}:{signature(batch)}"
-        if self._needs_header:
-            header: list[Any] = [text if batch is not None else None]
-            dist.broadcast_object_list(header, src=self._source_rank)
-            text = header[0]
-            rows = int(text.partition(":")[0])
-        if self._is_last and targets is not None and num_rows(targets, "targets") != rows:
+        if has_batch and own.rows != notice.rows:
             raise RuntimeMismatchError(
-                f"targets: have {num_rows(targets, 'targets')} rows for the batch's {rows}"
+                f"batch: rank {self._rank} has {own.rows} rows, but {first} has {notice.rows};"
+                f" {REMEDY}"
             )
-        return rows, text
+        if has_batch and own.key != notice.key:
+            raise RuntimeMismatchError(
+                f"batch: rank {self._rank} has tensors of other shapes or types than {first};"
+                f" {REMEDY}"
+            )
+        for name in ("batch", "targets"):
+            mine, theirs = getattr(own, name), getattr(notice, name)
+            if mine != -1 and theirs not in (-1, mine):
+                raise RuntimeMismatchError(
+                    f"{name}: rank {self._rank} has other values than {first}; {REMEDY}"
+                )
+
+    def _compare_targets(self, own: _Notice, notice: _Notice, transport: Transport) -> None:
+        """Compare targets among the ranks of the last stage, if the first rank has none."""
+        if notice.targets != -1 or not self._is_last:
+            return
+        for rank in self._others_of_last:
+            self._send(own, rank, TAG + 1, transport)
+        if self._rank != self._first_of_last:
+            first = self._receive(self._first_of_last, TAG + 1, transport)
+            if -1 not in (own.targets, first.targets) and own.targets != first.targets:
+                raise RuntimeMismatchError(
+                    f"targets: rank {self._rank} has other values than rank"
+                    f" {self._first_of_last}; {REMEDY}"
+                )
+
+    def _send(self, notice: _Notice, rank: int, tag: int, transport: Transport) -> None:
+        numbers = torch.tensor(
+            [notice.step, notice.mode, notice.rows, notice.key, notice.batch, notice.targets]
+        )
+        self._pending.append((numbers, transport.send_header(numbers, rank, tag)))
+
+    def _receive(self, rank: int, tag: int, transport: Transport) -> _Notice:
+        numbers = torch.empty(6, dtype=torch.int64)
+        transport.receive_header(numbers, rank, tag).wait()
+        step, mode, rows, key, batch, targets = numbers.tolist()
+        return _Notice(step=step, mode=mode, rows=rows, key=key, batch=batch, targets=targets)
 
 
-def _describe(given: Given) -> str:
-    batch, targets = ("a value" if is_given else "None" for is_given in given)
-    return f"{batch} as batch and {targets} as targets"
+def _where(notice: _Notice) -> str:
+    return f"{Mode(notice.mode).name.lower()} step {notice.step}"

@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
@@ -44,6 +45,12 @@ class LossTerms:
         """The weight of these targets in the mean."""
         return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
 
+    def total_weight(self, targets: Any, num_rows: int) -> float:
+        """The weight of a whole batch, whose targets are marked by `mark_rows`."""
+        if targets is None:
+            return float(num_rows)
+        return self.weight(select_rows(targets, range(num_rows), None), num_rows)
+
     def of(
         self,
         output: Any,
@@ -66,10 +73,10 @@ class _Kept:
     """What the backward of a microbatch needs."""
 
     carried: list[torch.Tensor]
-    roots: list[GradientEdge]
-    """Where the backward begins; empty with recomputation. These are edges of the graph, not the
-    outputs: outputs are freed once they are sent."""
-    grad_outputs: list[torch.Tensor] | None
+    roots: list[GradientEdge | None]
+    """Where the backward of each output begins; empty with recomputation. These are edges of the
+    graph, not the outputs: outputs are freed once they are sent. None has no gradient."""
+    grad_outputs: list[torch.Tensor | None] | None
     """The gradient of the loss, on the last stage; None elsewhere."""
     call: Any
     seed: int
@@ -158,19 +165,17 @@ class StageRunner:
         template: Any,
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
         *,
-        learn: bool = False,
         row_share: float = 0.0,
         gradient_scale: float = 1.0,
     ) -> tuple[list[torch.Tensor], Any]:
         """The tensors that leave the stage, and the template that joins them.
 
-        `learn` always computes with gradients, to find out which outputs have one. `row_share` is
-        the rows' share of the batch, by which losses that layers add count.
+        `row_share` is the rows' share of the batch, by which losses that layers add count.
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
         state = self._save_state()
-        with torch.set_grad_enabled(not self._evaluates and (learn or not self._recompute)):
+        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
             output = self._run(carried, call, seed)
         self._learn_changes(state)
         tensors, shape = take_tensors(output, f"layers {self._module.layers_text}")
@@ -213,8 +218,22 @@ class StageRunner:
         )
         return stats
 
-    def backward(self, microbatch: int, grad_outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients of the stage's inputs; `grad_outputs` are the gradients of its outputs."""
+    def have_gradient(self, tensors: list[torch.Tensor]) -> list[bool]:
+        """Which of the tensors that leave the stage may get a gradient.
+
+        With recomputation only the second forward knows. So all that can have one may get one.
+        """
+        if self._recompute and not self._evaluates:
+            return [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
+        return [tensor.requires_grad for tensor in tensors]
+
+    def backward(
+        self, microbatch: int, grad_outputs: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradient of each input of the stage; `grad_outputs` are those of its outputs.
+
+        None is the gradient of a tensor that has no influence on the loss.
+        """
         kept = self._kept.pop(microbatch)
         roots, extra = kept.roots, kept.extra_roots
         if kept.state is not None:
@@ -223,19 +242,19 @@ class StageRunner:
             self._runs_again = True
             roots = self._forward_again(kept)
             self._runs_again = False
-            extra = _roots(self._extra)
+            extra = _known_roots(self._extra)
             self._extra = []
             now.put_back()
-        if roots or extra:
-            gradients = [*(kept.grad_outputs or grad_outputs)][: len(roots)]
-            gradients += [torch.tensor(kept.extra_scale, device=self._device)] * len(extra)
-            torch.autograd.backward([*roots, *extra], gradients)
-        found = []
+        pairs = zip(roots, kept.grad_outputs or grad_outputs, strict=True)
+        found = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
+        found += [(root, torch.tensor(kept.extra_scale, device=self._device)) for root in extra]
+        if found:
+            torch.autograd.backward([root for root, _ in found], [grad for _, grad in found])
+        gradients = []
         for tensor in kept.carried:
-            if tensor.requires_grad:
-                found.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-                tensor.grad = None
-        return found
+            gradients.append(tensor.grad)
+            tensor.grad = None
+        return gradients
 
     def _keep(self, microbatch: int, kept: _Kept) -> None:
         if not self._evaluates:
@@ -260,11 +279,11 @@ class StageRunner:
         self.extra_loss = sum(
             (loss.detach().double() * row_share for loss in self._extra), start=0.0
         )
-        extra = [] if self._recompute or self._evaluates else _roots(self._extra)
+        extra = [] if self._recompute or self._evaluates else _known_roots(self._extra)
         self._extra = []
         return extra
 
-    def _forward_again(self, kept: _Kept) -> list[GradientEdge]:
+    def _forward_again(self, kept: _Kept) -> list[GradientEdge | None]:
         if kept.grad_outputs is not None:
             return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
         output = self._run(kept.carried, kept.call, kept.seed)
@@ -361,8 +380,12 @@ class _Entrance(torch.autograd.Function):
         return gradients[0]
 
 
-def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
-    return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:
+    return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _known_roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
+    return [root for root in _roots(tensors) if root is not None]
 
 
 def _entered(carried: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -17,8 +17,8 @@ from pipeplan.splitting.stand_ins import StandIn
 
 __all__ = [
     "LOSS_NAME",
-    "all_parameters",
     "add_loss_holders",
+    "all_parameters",
     "find_loss_module",
     "find_reductions",
     "first_names",

@@ -73,7 +73,6 @@ def set_up_replica(
     model: nn.Module,
     placement: Placement,
     transport: Transport,
-    store: Any,
     first_name_of: Mapping[str, str],
     settings: ReplicaSettings,
 ) -> Replica | None:
@@ -115,7 +114,7 @@ def set_up_replica(
     return Replica(
         module=module,
         runner=_make_runner(plan, module, transport.device, place, settings),
-        exchange=_make_exchange(plan, module, place, transport, store, settings),
+        exchange=_make_exchange(plan, module, place, transport, settings),
         reducer=GradientReducer(parameters, reductions, settings.bucket_bytes),
         named=named,
         held_by=held_by,
@@ -161,8 +160,7 @@ def _make_exchange(
     module: StageModule,
     place: tuple[int, int],
     transport: Transport,
-    store: Any,
     settings: ReplicaSettings,
 ) -> Exchange:
     parameter_bytes = sum(parameter.nbytes for parameter in module.model.parameters())
-    return Exchange(plan, place, transport, store, settings.receive_ahead, parameter_bytes)
+    return Exchange(plan, place, transport, settings.receive_ahead, parameter_bytes)

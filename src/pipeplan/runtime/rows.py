@@ -54,6 +54,8 @@ class Division:
 
 def divide_batch(num_rows: int, num_microbatches: int) -> list[range]:
     """The rows of each microbatch; their numbers differ by at most one."""
+    if not num_rows:
+        raise RuntimeMismatchError("batch: has no rows; leave out empty batches")
     if num_rows < num_microbatches:
         raise RuntimeMismatchError(
             f"batch: has {num_rows} rows for {num_microbatches} microbatches;"
@@ -65,10 +67,13 @@ def divide_batch(num_rows: int, num_microbatches: int) -> list[range]:
 
 
 @lru_cache(maxsize=256)
-def divide_rows(stages: tuple[Stage, ...], num_rows: int) -> Division:
-    """The division of a microbatch of `num_rows` rows over these stages."""
+def divide_rows(stages: tuple[Stage, ...], num_rows: int, *, may_idle: bool = False) -> Division:
+    """The division of a microbatch of `num_rows` rows over these stages.
+
+    `may_idle` allows fewer rows than a stage has replicas; some replicas then get none.
+    """
     for index, stage in enumerate(stages):
-        if stage.num_replicas > num_rows:
+        if stage.num_replicas > num_rows and not may_idle:
             raise RuntimeMismatchError(
                 f"stage {index}: has {stage.num_replicas} replicas for a microbatch of"
                 f" {num_rows} rows; plan with fewer replicas or take larger microbatches"

@@ -59,7 +59,7 @@ class SavedTraining:
     def full_state_dict(self) -> dict[str, torch.Tensor] | None:
         """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
         state = self.model.state_dict() if self.model is not None and not self.replica else {}
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "full_state_dict"):
             return gather_state(state, self._transport.device)
 
     def track(self, **objects: Any) -> None:
@@ -86,7 +86,7 @@ class SavedTraining:
             num_rows=self.num_rows,
             seed=self._seed,
         )
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "save"):
             return self._keeper.save(Path(directory), progress, state, keep)
 
     def load(self, path: str | Path, *, trust: bool = False) -> bool:
@@ -94,7 +94,7 @@ class SavedTraining:
 
         It may be of any plan. `trust` permits pipeplan's first format, which can run any code.
         """
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "load"):
             progress = self._keeper.load(Path(path), trust=trust)
         if progress is None:
             return False
@@ -112,7 +112,7 @@ class SavedTraining:
 
     def load_weights(self, *paths: str | Path, cast: bool = False) -> None:
         """Take the model's values from safetensors files; `cast` permits other float types."""
-        with in_collective(self._watchdog):
+        with in_collective(self._watchdog, "load_weights"):
             self._keeper.load_weights([Path(path) for path in paths], cast=cast)
 
     @property
@@ -134,3 +134,8 @@ class SavedTraining:
     def is_skipped(self) -> bool:
         """Whether the last step left the model as it was: an overflow, or a NaN to be skipped."""
         return self._updater.is_skipped
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
+        return self._updater.gradient_norm

@@ -9,7 +9,6 @@ It computes what ordinary training with the whole batch on one device computes, 
 """
 
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d as store_types
 
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
-from pipeplan.runtime.batch_agreement import BatchAgreement, Given
-from pipeplan.runtime.batches import as_call
-from pipeplan.runtime.exchange.row_routing import RowRouting, route_rows
+from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
+from pipeplan.runtime.batches import as_call, mark_rows
+from pipeplan.runtime.device_timing import DeviceTiming
+from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.execution import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
+    ParameterGroups,
     ParamGroupsFn,
     make_optimizer,
     plan_groups,
@@ -36,16 +36,21 @@ from pipeplan.runtime.optimizers import (
 from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
-from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
+from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.step_checks import require_frozen, require_inputs
 from pipeplan.runtime.step_results import StepResult, make_result
+from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
     blame_for_error,
+    in_collective,
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.meeting import meeting_ranks, open_store
+from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
@@ -53,7 +58,6 @@ from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
 from pipeplan.runtime.verification.nan_note import NanNote
 from pipeplan.runtime.verification.verdict import can_verify
-from pipeplan.splitting.torch_private import default_store
 
 __all__ = ["Pipeline"]
 
@@ -83,6 +87,8 @@ class Pipeline(SavedTraining):
         bucket_bytes: the bytes of gradients in one all-reduce.
         device_name: this rank's device in the plan, if hosts do not tell.
         real_hosts: the real name of each host of the plan, if they differ.
+        compare_batches: refuse ranks that are given batches with different values. Turn it off only
+            if ranks compute their batches on different kinds of devices, which round differently.
         watchdog: how patient the ranks are with each other.
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
@@ -114,6 +120,7 @@ class Pipeline(SavedTraining):
         bucket_bytes: float = 25e6,
         device_name: str | None = None,
         real_hosts: Mapping[str, str] | None = None,
+        compare_batches: bool = True,
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
@@ -125,6 +132,8 @@ class Pipeline(SavedTraining):
             )
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
         settings = ReplicaSettings(
             layers=layers,
@@ -140,33 +149,11 @@ class Pipeline(SavedTraining):
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._take_place(device_name, real_hosts)
-        store = _make_store()
-        watchdog_store = store.clone()  # a client that waits blocks all its other users
-        names = self._placement.rank_names(dist.get_world_size())
-        options = watchdog or WatchdogOptions()
-        self._watchdog = Watchdog(watchdog_store, self.rank, names, options)
+        self._join(device_name, real_hosts, watchdog, compares_batches=compare_batches)
         with in_set_up(self._watchdog):
             groups = plan_groups(model, loss_fn, param_groups_fn)
-            self._set_up_stage(model, store, settings)
-            replica = self._replica
-            named = replica.named if replica is not None else {}
-            self.optimizer = make_optimizer(
-                optimizer_fn, {self.first_name_of[name]: p for name, p in named.items()}, groups
-            )
-            """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
-            schedulers are alike everywhere."""
-            self._updater.take_up(self.optimizer, replica)
-            self._first_step = FirstStep(
-                self.plan,
-                self.rank,
-                self._placement,
-                replica,
-                self.optimizer,
-                self.first_name_of,
-                settings,
-            )
-            self._set_up_keeping(seed)
+            self._set_up_stage(model, settings)
+            self._set_up_training(optimizer_fn, groups, settings)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -176,32 +163,78 @@ class Pipeline(SavedTraining):
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._batch_rows = 0
-        self._routing_of: dict[int, RowRouting] = {}
         self._events: list[Event] = []
         self._nan_note = NanNote()
+        self._frozen: dict[str, nn.Parameter] = {}
 
-    def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
+    def _join(
+        self,
+        device_name: str | None,
+        real_hosts: Mapping[str, str] | None,
+        watchdog: WatchdogOptions | None,
+        *,
+        compares_batches: bool,
+    ) -> None:
+        """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
+        options = watchdog or WatchdogOptions()
+        with meeting_ranks(options):
+            run = agree_on_run()
+            self._take_place(device_name, real_hosts, compares_batches=compares_batches)
+        names = self._placement.rank_names(dist.get_world_size())
+        self._watchdog = Watchdog(
+            open_store(run.name), self.rank, names, options, key=run.key, processes=run.processes
+        )
+
+    def _take_place(
+        self,
+        device_name: str | None,
+        real_hosts: Mapping[str, str] | None,
+        *,
+        compares_batches: bool,
+    ) -> None:
         """Find out which device of the plan this rank is."""
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
-        source_rank = self._placement.ranks[0][0]
-        self._agreement = BatchAgreement(self.rank, source_rank, is_last=self._is_last)
+        self._router = RowRouter(self.plan, self._placement.ranks, self.stage, self.replica)
+        self._agreement = BatchAgreement(
+            self.rank,
+            self._placement.ranks,
+            dist.get_world_size(),
+            compares_values=compares_batches,
+        )
 
-    def _set_up_stage(self, model: nn.Module, store: Any, settings: ReplicaSettings) -> None:
+    def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
-            self.plan, model, placement, self._transport, store, self.first_name_of, settings
+            self.plan, model, placement, self._transport, self.first_name_of, settings
         )
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
             self.model = self._replica.module.model
+            named = self.model.named_parameters()
+            self._frozen = {name: p for name, p in named if not p.requires_grad}
+
+    def _set_up_training(
+        self, optimizer_fn: OptimizerFn, groups: ParameterGroups | None, settings: ReplicaSettings
+    ) -> None:
+        """Make the optimizer, and what comes before the first step and after each one."""
+        replica, first = self._replica, self.first_name_of
+        named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+        self.optimizer = make_optimizer(optimizer_fn, named, groups)
+        """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
+        schedulers are alike everywhere."""
+        self._updater.take_up(self.optimizer, replica)
+        self._first_step = FirstStep(
+            self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+        )
+        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
@@ -209,13 +242,13 @@ class Pipeline(SavedTraining):
         """Train on one batch, and return its mean loss, the same on every rank.
 
         `batch` holds the model's arguments: a tensor, a tuple by position or a dict by name.
-        A rank whose stage reads neither inputs nor targets may give None, but then in every step.
+        A rank whose stage reads neither inputs nor targets may give None.
 
         With `update=False` the gradients are kept. The next step with `update=True` trains on all
         these batches as on one larger batch.
         """
         self._keeper.warn_of_waiting()
-        loss = self._run_with_others(lambda: self._train(batch, targets, update))
+        loss = self._run_with_others("step", lambda: self._train(batch, targets, update))
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
@@ -223,19 +256,18 @@ class Pipeline(SavedTraining):
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
         """The mean loss of a batch without training on it; dropout is off, nothing changes."""
-        return self._run_with_others(lambda: self._evaluate(batch, targets))
+        return self._run_with_others("evaluate", lambda: self._evaluate(batch, targets))
 
-    def _run_with_others(self, run: Callable[[], float]) -> float:
+    def _run_with_others(self, name: str, run: Callable[[], float]) -> float:
         """Run something that all ranks take part in; an error of one rank ends all."""
-        try:
-            with in_step(self._watchdog), keeping_random_state(self._transport.device):
-                return run()
-        finally:
-            self._watchdog.enter(State.OUTSIDE)
+        device = self._transport.device
+        with in_step(self._watchdog, name), keeping_random_state(device):
+            return run()
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        blocks, stats = self._begin(batch, targets, reduces=update)
+        mode = Mode.TRAINING if update else Mode.ACCUMULATION
+        blocks, stats = self._begin(batch, targets, mode)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -258,7 +290,7 @@ class Pipeline(SavedTraining):
         return loss
 
     def _evaluate(self, batch: Any, targets: Any) -> float:
-        blocks, stats = self._begin(batch, targets, "evaluation ")
+        blocks, stats = self._begin(batch, targets, Mode.EVALUATION)
         if blocks is not None:
             replica = blocks.replica
             share_statistics(replica.module.model, replica.group, replica.ranks)
@@ -271,41 +303,53 @@ class Pipeline(SavedTraining):
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, prefix: str = "", *, reduces: bool = True
+        self, batch: Any, targets: Any, mode: Mode
     ) -> tuple[StepBlocks | None, torch.Tensor]:
-        """The blocks of this rank, None if it has no stage; and where loss and metrics are summed.
-
-        The prefix keeps apart the kinds of tensors that cross cuts in training and evaluation.
-        """
+        """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
-        rows, key = self._agreement.agree(batch, targets, self._require_inputs)
-        self._first_step.verify(batch, targets, rows, self._watchdog)
-        self._batch_rows, self._events = rows, []
+        require_inputs(self.rank, self.stage, self._replica, batch, targets, self._loss)
+        if mode is not Mode.EVALUATION:
+            require_frozen(self._frozen)
+        agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
+        self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
+        self._watchdog.batch_key = agreed.key
+        self._batch_rows, self._events = agreed.rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
         if self._replica is None:
             return None, stats
-        routing = self._route(rows)
-        total_weight = self._loss.weight(targets, rows) if self._is_last else 1.0
-        blocks = StepBlocks(
+        return self._make_blocks(self._replica, batch, targets, agreed, stats), stats
+
+    def _make_blocks(
+        self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
+    ) -> StepBlocks:
+        """The blocks of a step, with what they need."""
+        rows, routing = agreed.rows, self._router.route(agreed.rows)
+        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if replica.module.needs_inputs:
+            call = as_call(mark_rows(batch, rows, "batch"))
+        if self._is_last and targets is not None:
+            targets = mark_rows(targets, rows, "targets")
+        total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
+        return StepBlocks(
             step=self.num_batches,
-            reduces=reduces,
-            replica=self._replica,
-            exchange=self._replica.exchange.begin(routing, prefix + key),
+            reduces=agreed.mode is Mode.TRAINING,
+            replica=replica,
+            exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
             rows=routing.rows,
             num_rows=rows,
-            call=as_call(batch) if self._replica.module.needs_inputs else ((), {}),
+            call=call,
             targets=targets,
             loss=self._loss if self._is_last else None,
             total_weight=total_weight,
             gradient_scale=self._updater.gradient_scale(total_weight),
             stats=stats,
             watchdog=self._watchdog,
+            timing=DeviceTiming(self._transport.streams),
             events=self._events,
         )
-        return blocks, stats
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
@@ -313,33 +357,6 @@ class Pipeline(SavedTraining):
             self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
-
-    def _require_inputs(self, everyone: list[Given]) -> None:
-        """Refuse None where the batch or the targets are needed; `everyone` is by rank."""
-        if not everyone[self._placement.ranks[0][0]][0]:
-            raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
-        module = self._replica.module if self._replica is not None else None
-        if module is not None and module.needs_inputs and not everyone[self.rank][0]:
-            raise RuntimeMismatchError(
-                f"batch: rank {self.rank} was given None, but its layers"
-                f" ({module.layers_text}) read the model's inputs; give every rank the batch"
-            )
-        if self._is_last and self._loss.weight_fn is not None and not everyone[self.rank][1]:
-            raise RuntimeMismatchError(
-                f"targets: rank {self.rank} was given None; the last stage weighs them"
-            )
-
-    def _route(self, rows: int) -> RowRouting:
-        if rows not in self._routing_of:
-            self._routing_of[rows] = route_rows(
-                self.plan.stages,
-                self._placement.ranks,
-                self.stage,
-                self.replica,
-                rows,
-                self.plan.microbatches,
-            )
-        return self._routing_of[rows]
 
     # ------------------------------------------------------------------ the rest
 
@@ -357,14 +374,10 @@ class Pipeline(SavedTraining):
             events=tuple(self._events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(trace, everyone if self.rank == 0 else None)
+        with in_collective(self._watchdog, "write_trace"):
+            dist.gather_object(trace, everyone if self.rank == 0 else None)
         if self.rank == 0:
             write_trace(self.plan, everyone, path)
-
-    @property
-    def gradient_norm(self) -> float | None:
-        """The norm of all gradients of the last step, before clipping; None without `clip_norm`."""
-        return self._updater.gradient_norm
 
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""
@@ -382,10 +395,3 @@ class Pipeline(SavedTraining):
         elif error is not None:
             blame_for_error(self._watchdog, error)
         self.close()
-
-
-def _make_store() -> Any:
-    """A client of the ranks' store, with a prefix of its own."""
-    name: list[Any] = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, src=0)
-    return store_types.PrefixStore(f"pipeplan/{name[0]}", default_store().clone())

@@ -1,6 +1,7 @@
 """Takes tensors out of tuples, lists and dicts, to send or divide them, and puts them back."""
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -35,7 +36,8 @@ def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
         if hasattr(part, "_fields"):
             return ["named", [_name_of(type(part), where), *entries]]
         return ["tuple" if isinstance(part, tuple) else "list", entries]
-    if part is None or isinstance(part, bool | int | float | str):
+    # An enum with numbers or text as values would arrive as a bare number or text.
+    if part is None or (isinstance(part, bool | int | float | str) and not isinstance(part, Enum)):
         return ["plain", part]
     raise RuntimeMismatchError(
         f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"

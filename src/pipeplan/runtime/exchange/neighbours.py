@@ -11,26 +11,28 @@ block smooth an uneven flow. Sent tensors stay until somebody waits for them. Bo
 a tenth of the predicted memory, in four equal parts. Where that is too little, only the next
 block's receive is posted, and a thread frees tensors as soon as they are sent.
 
-The first forward with a new shape of batch shows what kinds of tensors cross the cut. The stage
-tells them to the stage behind through the store.
+Outputs and gradients are messages of the same kind. A message of gradients says which tensors have
+one: a tensor that had no influence on the loss has none, and zeros are not the same. Weight decay
+would move parameters that ordinary training leaves alone.
 """
 
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pipeplan.cost import BYTES_IN_GB, CostModel
-from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import Inbox, Outbox, TensorKind
+from pipeplan.runtime.exchange.channels import Inbox, Outbox
+from pipeplan.runtime.exchange.contents import describe
+from pipeplan.runtime.exchange.forecasts import Forecasts
 from pipeplan.runtime.exchange.row_routing import RowRouting
-from pipeplan.runtime.exchange.sends import LazySends, PendingSends, ThreadedSends
+from pipeplan.runtime.exchange.sends import LazySends, PendingSends, PolledSends, ThreadedSends
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["Exchange", "StepExchange"]
+__all__ = ["Arrival", "Exchange", "StepExchange"]
 
 MARGIN = 0.1
 """The part of a device's predicted memory that buffers may take in addition."""
@@ -44,6 +46,18 @@ FEWEST_LAZY = 2
 """Gradients are sent without a thread if at least this many fit into the margin."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """The input of a block, from its neighbours."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """For a forward."""
+    template: Any = None
+    """Joins these tensors into one value; None on the first stage."""
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    """For a backward: the gradient of each output, None for an output that has none."""
+
+
 class Exchange:
     """The channels of one rank, over all steps."""
 
@@ -52,11 +66,10 @@ class Exchange:
         plan: Plan,
         place: tuple[int, int],
         transport: Transport,
-        store: Any,
         receive_ahead: int | None,
         parameter_bytes: int = 0,
     ) -> None:
-        self.plan, self.transport, self._store = plan, transport, store
+        self.plan, self.transport = plan, transport
         self.stage, replica = place
         self._receive_ahead = receive_ahead
         cost = CostModel(plan.model, plan.cluster)
@@ -67,12 +80,11 @@ class Exchange:
         spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
         self._bytes_per_use = spare_bytes / NUM_USES
         self._sends: dict[Kind, PendingSends] = {}
-        self._kinds_in: dict[str, tuple[list[TensorKind], Any]] = {}
-        self.kinds_out: dict[str, list[TensorKind]] = {}
-        """For each shape of batch, what leaves the stage."""
+        self.forecasts = {self.stage - 1: Forecasts(), self.stage: Forecasts()}
+        """By channel, so that both of its ends forget alike."""
 
-    def begin(self, routing: RowRouting, key: str) -> "StepExchange":
-        """The exchange of one step; may wait until the stage before says what it sends."""
+    def begin(self, routing: RowRouting, key: int) -> "StepExchange":
+        """The exchange of one step; the key is the same on all ranks."""
         return StepExchange(self, routing, key)
 
     def close(self) -> None:
@@ -80,160 +92,126 @@ class Exchange:
         for sends in self._sends.values():
             sends.close()
 
-    def kinds_in(self, key: str) -> tuple[list[TensorKind], Any]:
-        """The tensors that the stage before sends, and the template that joins them."""
-        if key not in self._kinds_in:
-            kinds, template = json.loads(self._store.get(f"kinds/{self.stage - 1}/{key}"))
-            self._kinds_in[key] = ([_kind_from(entry) for entry in kinds], template)
-        return self._kinds_in[key]
-
-    def announce(
-        self,
-        key: str,
-        tensors: Sequence[torch.Tensor],
-        template: Any,
-        num_rows: int,
-        *,
-        aloud: bool,
-    ) -> None:
-        """Remember what leaves this stage; if `aloud`, also tell the stage behind."""
-        kinds = []
-        for tensor in tensors:
-            if not tensor.ndim or tensor.shape[0] != num_rows:
-                raise RuntimeMismatchError(
-                    f"stage {self.stage}: its last layer returns a tensor of shape"
-                    f" {tuple(tensor.shape)} for {num_rows} rows; what crosses a cut has the"
-                    " microbatch's rows as its first dimension"
-                )
-            kinds.append(
-                TensorKind(
-                    shape=tuple(tensor.shape[1:]),
-                    dtype=tensor.dtype,
-                    has_gradient=tensor.requires_grad,
-                )
-            )
-        self.kinds_out[key] = kinds
-        if aloud:
-            entries = [[list(k.shape), str(k.dtype), k.has_gradient] for k in kinds]
-            self._store.set(f"kinds/{self.stage}/{key}", json.dumps([entries, template]))
-
-    def num_ahead(self, kinds: Sequence[TensorKind], num_rows: int) -> int:
+    def num_ahead(self, each_bytes: int) -> int:
         """The number of receives of one direction to post beyond that of the next block."""
         if self._receive_ahead is not None:
             return self._receive_ahead
-        return min(MOST_AHEAD, self._num_fitting(kinds, num_rows))
+        return min(MOST_AHEAD, self._num_fitting(each_bytes))
 
-    def sends(self, kind: Kind, kinds: Sequence[TensorKind], num_rows: int) -> PendingSends:
-        """The pending sends of one direction; made on first use.
+    def sends(self, kind: Kind, each_bytes: int) -> PendingSends:
+        """The pending sends of one direction, for messages of so many bytes.
 
         All outputs may be open at once, but only as many gradients as fit. The stage before
         receives in the order of the sends, so waiting for them cannot deadlock.
         """
-        if kind not in self._sends:
-            num_fitting = self._num_fitting(kinds, num_rows)
-            on_cpu = self.transport.device.type == "cpu"
-            if kind is Kind.FORWARD:
-                is_lazy = num_fitting >= self._in_flight or not on_cpu
-                self._sends[kind] = LazySends() if is_lazy else ThreadedSends()
-            else:
-                is_lazy = num_fitting >= FEWEST_LAZY or not on_cpu
-                most_open = max(1, num_fitting)
-                self._sends[kind] = LazySends(most_open) if is_lazy else ThreadedSends(most_open)
-        return self._sends[kind]
+        num_fitting = self._num_fitting(each_bytes)
+        enough = self._in_flight if kind is Kind.FORWARD else FEWEST_LAZY
+        most_open = sys.maxsize if kind is Kind.FORWARD else max(1, num_fitting)
+        make: type[PendingSends] = LazySends if num_fitting >= enough else ThreadedSends
+        if not self.transport.posts_ahead:
+            make = PolledSends
+        found = self._sends.get(kind)
+        if type(found) is not make:
+            if found is not None:
+                found.close()  # the step before has finished with it
+            found = self._sends[kind] = make()
+        found.most_open = most_open
+        return found
 
-    def _num_fitting(self, kinds: Sequence[TensorKind], num_rows: int) -> int:
+    def _num_fitting(self, each_bytes: int) -> int:
         """How many microbatches' tensors fit into one of the four parts of the margin."""
-        each_bytes = num_rows * sum(kind.row_bytes for kind in kinds)
         return int(self._bytes_per_use // each_bytes) if each_bytes else sys.maxsize
 
 
 class StepExchange:
     """What one rank exchanges in one step."""
 
-    def __init__(self, channels: Exchange, routing: RowRouting, key: str) -> None:
+    def __init__(self, channels: Exchange, routing: RowRouting, key: int) -> None:
         self._channels, self._routing, self._key = channels, routing, key
-        self._inboxes: dict[Kind, Inbox] = {}
-        self.template: Any = None
-        """Joins the tensors that arrive into one value; None on the first stage."""
         self._num_rows = max(map(len, routing.rows))
-        self._kinds: list[TensorKind] = []
+        self._inboxes: dict[Kind, Inbox] = {}
         self._outboxes: dict[Kind, Outbox] = {}
-        if channels.stage and self._num_rows:
-            self._kinds, self.template = channels.kinds_in(key)
-            self._open_channel(channels.stage - 1, self._kinds)
-        if not self.is_new:
-            self._open_channel(channels.stage, channels.kinds_out[key])
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it is not known yet what leaves the stage."""
-        return self._key not in self._channels.kinds_out
+        self._num_sent: dict[int, int] = {}
+        """How many tensors each microbatch sent to the stage behind."""
+        if channels.stage:
+            self._open_channel(channels.stage - 1)
+        if channels.stage + 1 < channels.plan.num_stages:
+            self._open_channel(channels.stage)
 
     def post(self, block: Block) -> None:
-        """Post the receive of the block's input, if the channel is open."""
+        """Post the receive of the block's input."""
         inbox = self._inboxes.get(block.kind)
         if inbox is not None:
             inbox.post(block.microbatch)
 
-    def take(self, block: Block) -> list[torch.Tensor]:
+    def take(self, block: Block) -> Arrival:
         """The block's input from its neighbours; waits until it has arrived."""
         inbox = self._inboxes.get(block.kind)
         if inbox is None:
-            return []
-        tensors = inbox.take(block.microbatch)
+            return Arrival()
+        received = inbox.take(block.microbatch)
         if block.kind is Kind.BACKWARD:
             self._outboxes[Kind.FORWARD].confirm_arrival(block.microbatch)
-            return tensors
-        for tensor, kind in zip(tensors, self._kinds, strict=True):
+            gradients: list[torch.Tensor | None] = [None] * self._num_sent.pop(block.microbatch)
+            for index, gradient in zip(received.template, received.tensors, strict=True):
+                gradients[index] = gradient
+            return Arrival(gradients=gradients)
+        for tensor, kind in zip(received.tensors, received.contents.kinds, strict=True):
             if kind.has_gradient:
                 tensor.requires_grad_()
-        return tensors
+        return Arrival(tensors=received.tensors, template=received.template)
 
-    def send_output(self, microbatch: int, tensors: Sequence[torch.Tensor], template: Any) -> None:
+    def send_output(
+        self,
+        microbatch: int,
+        tensors: Sequence[torch.Tensor],
+        have_gradient: Sequence[bool],
+        template: Any,
+    ) -> None:
         """Start to send a microbatch to the stage behind."""
-        if self.is_new:
-            num_rows = len(self._routing.rows[microbatch])
-            aloud = self._routing.announces
-            self._channels.announce(self._key, tensors, template, num_rows, aloud=aloud)
-            self._open_channel(self._channels.stage, self._channels.kinds_out[self._key])
-        self._outboxes[Kind.FORWARD].send(microbatch, tensors)
+        num_rows = len(self._routing.rows[microbatch])
+        contents = describe(tensors, have_gradient, template, num_rows, self._channels.stage)
+        self._num_sent[microbatch] = len(tensors)
+        self._outboxes[Kind.FORWARD].send(microbatch, tensors, contents)
 
-    def send_gradients(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Start to send gradients to the stage before."""
-        if Kind.BACKWARD in self._outboxes:
-            self._outboxes[Kind.BACKWARD].send(microbatch, gradients)
+    def send_gradients(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Start to send to the stage before the gradient of each tensor that came from it."""
+        outbox = self._outboxes.get(Kind.BACKWARD)
+        if outbox is None:
+            return
+        found = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
+        num_rows = len(self._routing.rows[microbatch])
+        tensors, no_gradient = list(found.values()), [False] * len(found)
+        contents = describe(tensors, no_gradient, list(found), num_rows, self._channels.stage)
+        outbox.send(microbatch, tensors, contents)
 
     def finish(self) -> None:
         """Wait until everything is sent."""
         for outbox in self._outboxes.values():
             outbox.finish()
 
-    def _open_channel(self, channel: int, kinds: Sequence[TensorKind]) -> None:
+    def _open_channel(self, channel: int) -> None:
         """Open the channel to the stage before or behind: one inbox and one outbox."""
         is_behind = channel == self._channels.stage
         sender_order = self._channels.plan.schedule[channel + is_behind]
         runs_of = self._routing.runs_out if is_behind else self._routing.runs_in
-        kinds_with_gradient = [kind for kind in kinds if kind.has_gradient]
         incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
-        kinds_of = {Kind.FORWARD: kinds, Kind.BACKWARD: kinds_with_gradient}
-        transport, num_rows = self._channels.transport, self._num_rows
+        transport = self._channels.transport
+        forecasts = self._channels.forecasts[channel].begin(self._key)
         self._inboxes[incoming] = Inbox(
             transport,
             channel,
             incoming,
-            kinds_of[incoming],
             runs_of,
             [block.microbatch for block in sender_order if block.kind is incoming],
-            self._channels.num_ahead(kinds_of[incoming], num_rows),
+            self._channels.num_ahead(self._num_rows * forecasts.largest_row_bytes[incoming]),
+            forecasts,
         )
-        pending = self._channels.sends(outgoing, kinds_of[outgoing], num_rows)
-        self._outboxes[outgoing] = Outbox(transport, channel, outgoing, runs_of, pending)
-
-
-def _kind_from(entry: Any) -> TensorKind:
-    shape, dtype, has_gradient = entry
-    return TensorKind(
-        shape=tuple(shape),
-        dtype=getattr(torch, dtype.removeprefix("torch.")),
-        has_gradient=has_gradient,
-    )
+        self._outboxes[outgoing] = Outbox(
+            transport,
+            channel,
+            outgoing,
+            runs_of,
+            lambda each_bytes: self._channels.sends(outgoing, each_bytes),
+            forecasts,
+        )

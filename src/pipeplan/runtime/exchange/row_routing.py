@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.pipeline import Stage
+from pipeplan.pipeline import Plan, Stage
 from pipeplan.runtime.rows import divide_batch, divide_rows
 
-__all__ = ["RowRouting", "RowRun", "route_rows"]
+__all__ = ["RowRouter", "RowRouting", "RowRun", "route_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,6 @@ class RowRouting:
     """Runs shared with the stage before."""
     runs_out: tuple[tuple[RowRun, ...], ...]
     """Runs shared with the stage behind."""
-    announces: bool
-    """Whether this rank tells the stage behind what kinds of tensors it sends."""
 
 
 def route_rows(
@@ -45,13 +43,23 @@ def route_rows(
 ) -> RowRouting:
     """The routing of one replica.
 
-    Raises:
-        RuntimeMismatchError: a stage has more replicas than a microbatch has rows.
+    A batch with few rows uses fewer microbatches, so that each replica gets a row. If the whole
+    batch has fewer rows than a stage has replicas, some of them get none.
     """
-    rows, runs_in, runs_out = [], [], []
-    microbatches = divide_batch(num_rows, num_microbatches)
+    rows: list[tuple[int, ...]] = []
+    runs_in: list[tuple[RowRun, ...]] = []
+    runs_out: list[tuple[RowRun, ...]] = []
+    most_replicas = max(stage.num_replicas for stage in stages)
+    num_used = max(1, min(num_microbatches, num_rows // most_replicas))
+    microbatches = divide_batch(num_rows, num_used)
+    microbatches += [range(num_rows, num_rows)] * (num_microbatches - num_used)
     for microbatch in microbatches:
-        division = divide_rows(stages, len(microbatch))
+        if not microbatch:
+            rows.append(())
+            runs_in.append(())
+            runs_out.append(())
+            continue
+        division = divide_rows(stages, len(microbatch), may_idle=True)
         rows.append(tuple(microbatch.start + row for row in division.rows[stage][replica]))
         lengths_in: list[int] = []
         if stage:
@@ -61,15 +69,11 @@ def route_rows(
         if stage + 1 < len(stages):
             lengths_out = division.runs[stage][replica]
         runs_out.append(_runs(lengths_out, stage_ranks[(stage + 1) % len(stages)]))
-    # The last microbatch is the smallest. Who holds most of it surely has something to send.
-    smallest = divide_rows(stages, len(microbatches[-1]))
-    num_held = [len(held) for held in smallest.rows[stage]]
     return RowRouting(
         num_rows=num_rows,
         rows=tuple(rows),
         runs_in=tuple(runs_in),
         runs_out=tuple(runs_out),
-        announces=replica == num_held.index(max(num_held)),
     )
 
 
@@ -81,3 +85,26 @@ def _runs(lengths: Sequence[int], ranks: Sequence[int]) -> tuple[RowRun, ...]:
             runs.append(RowRun(rank=ranks[position], start=start, stop=start + length))
         start += length
     return tuple(runs)
+
+
+class RowRouter:
+    """The routings of one replica, by the rows of a batch; each is made once."""
+
+    def __init__(
+        self, plan: Plan, stage_ranks: Sequence[Sequence[int]], stage: int, replica: int
+    ) -> None:
+        self._plan, self._place = plan, (stage, replica)
+        self._stage_ranks = stage_ranks
+        self._made: dict[int, RowRouting] = {}
+
+    def route(self, num_rows: int) -> RowRouting:
+        """The routing of a batch with so many rows."""
+        if num_rows not in self._made:
+            self._made[num_rows] = route_rows(
+                self._plan.stages,
+                self._stage_ranks,
+                *self._place,
+                num_rows,
+                self._plan.microbatches,
+            )
+        return self._made[num_rows]

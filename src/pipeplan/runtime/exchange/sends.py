@@ -8,32 +8,55 @@ Waiting too late holds memory. There are two ways::
     by a thread         [wait 0][wait 1]           frees tensors at once, but the thread takes
                                                    turns with the blocks
 
-The lazy way is faster, and is used where memory allows. NCCL can be asked whether a send is done,
-and needs no thread. Each direction keeps its own sends: a send to the stage behind may have to wait
-until a send to the stage before is through.
+The lazy way is faster, and is used where memory allows. NCCL can be asked whether a send is done.
+There nobody waits: `work.wait()` would stop the computing stream, so the host asks from time to
+time. Each direction keeps its own sends: a send to the stage behind may have to wait until a send
+to the stage before is through.
 """
 
 import queue
 import sys
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["LazySends", "PendingSends", "ThreadedSends"]
+__all__ = ["LazySends", "PendingSends", "PolledSends", "ThreadedSends", "Works"]
+
+POLL_S = 20e-6
+
+
+@dataclass(slots=True)
+class Works:
+    """What is under way of one message."""
+
+    headers: list[dist.Work] = field(default_factory=list)
+    """From host to host."""
+    tensors: list[dist.Work] = field(default_factory=list)
+
+    @property
+    def are_completed(self) -> bool:
+        """Whether everything is known to be sent."""
+        return all(work.is_completed() for work in (*self.headers, *self.tensors))
+
+    def wait(self) -> None:
+        """Wait until everything is sent."""
+        for work in (*self.headers, *self.tensors):
+            work.wait()
 
 
 class PendingSends:
     """Keeps tensors that are being sent."""
 
-    def __init__(self, most_open: int = sys.maxsize) -> None:
-        self._most_open = most_open
+    def __init__(self) -> None:
+        self.most_open = sys.maxsize
         """With more open microbatches than this, wait for the oldest."""
 
-    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: Works) -> None:
         """Keep the tensors until these works are done."""
         raise NotImplementedError
 
@@ -52,55 +75,85 @@ class PendingSends:
 class _OpenSend:
     microbatch: int
     tensors: list[torch.Tensor]
-    works: list[dist.Work]
+    works: Works
 
 
 class LazySends(PendingSends):
     """Waits when a send is known to be done, or when too many are open."""
 
-    def __init__(self, most_open: int = sys.maxsize) -> None:
-        super().__init__(most_open)
+    def __init__(self) -> None:
+        super().__init__()
         self._open: deque[_OpenSend] = deque()
 
-    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: Works) -> None:
         """Keep the tensors until these works are done."""
         self._open.append(_OpenSend(microbatch, tensors, works))
-        while self._open and all(work.is_completed() for work in self._open[0].works):
+        while self._open and self._open[0].works.are_completed:
             self._open.popleft()
-        while len(self._open) > self._most_open:
-            _wait(self._open.popleft().works)
+        while len(self._open) > self.most_open:
+            self._open.popleft().works.wait()
 
     def confirm_arrival(self, microbatch: int) -> None:
         """Free the tensors of this microbatch."""
         for entry in self._open:
             if entry.microbatch == microbatch:
-                _wait(entry.works)
+                entry.works.wait()
                 self._open.remove(entry)
                 return
 
     def finish(self) -> None:
         """Wait until everything is sent."""
         while self._open:
-            _wait(self._open.popleft().works)
+            self._open.popleft().works.wait()
+
+
+class PolledSends(PendingSends):
+    """Asks which sends of the device are done, and never lets a stream wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: deque[_OpenSend] = deque()
+        self._headers: list[dist.Work] = []
+        """Gloo has to be waited for. The other host reads headers soon."""
+
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: Works) -> None:
+        """Keep the tensors until these works are done."""
+        self._headers += works.headers
+        self._open.append(_OpenSend(microbatch, tensors, works))
+        self._drop_done()
+        while len(self._open) > self.most_open:
+            time.sleep(POLL_S)
+            self._drop_done()
+
+    def finish(self) -> None:
+        """Free what is sent. The device may still send the rest: nobody changes those tensors."""
+        for work in self._headers:
+            work.wait()
+        self._headers.clear()
+        self._drop_done()
+
+    def _drop_done(self) -> None:
+        while self._open and all(work.is_completed() for work in self._open[0].works.tensors):
+            self._open.popleft()
 
 
 class ThreadedSends(PendingSends):
     """Lets a thread wait for each send."""
 
-    def __init__(self, most_open: int = sys.maxsize) -> None:
-        super().__init__(most_open)
+    def __init__(self) -> None:
+        super().__init__()
         self._queue: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._num_open = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="pipeplan-sends", daemon=True).start()
 
-    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: list[dist.Work]) -> None:
+    def keep(self, microbatch: int, tensors: list[torch.Tensor], works: Works) -> None:
         """Keep the tensors until these works are done."""
         with self._changed:
             self._num_open += 1
             self._queue.put([tensors, works])
-            self._changed.wait_for(lambda: self._num_open <= self._most_open)
+            self._changed.wait_for(lambda: self._num_open <= self.most_open)
         self._raise_error()
 
     def finish(self) -> None:
@@ -120,15 +173,10 @@ class ThreadedSends(PendingSends):
     def _run(self) -> None:
         while entry := self._queue.get():
             try:
-                _wait(entry[1])
+                entry[1].wait()
             except BaseException as error:
                 self._error = error
             entry.clear()  # the variable would hold the tensors until the next send
             with self._changed:
                 self._num_open -= 1
                 self._changed.notify()
-
-
-def _wait(works: list[dist.Work]) -> None:
-    for work in works:
-        work.wait()

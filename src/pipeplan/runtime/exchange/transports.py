@@ -2,8 +2,17 @@
 
 Gloo has one connection for each pair of ranks, and tells messages apart by tags. NCCL has no tags
 and matches messages in order. So each channel gets one NCCL communicator for each direction, and
-receives are posted in the order in which the sender sends. A communicator queues its work on its
-own stream. Waiting for that work stops the computing stream, but never the host.
+receives are posted in the order in which the sender sends.
+
+A communicator queues its work behind what the current stream was given before. A send has to wait
+for the computation of its tensor, so it is started on the computing stream. A receive needs nothing
+from the computation. It is started on a stream of its own, which is idle::
+
+    computing stream   |  B0  |  F2  |wait| B1 ...      waits for what it needs next, nothing else
+    receives           |   gradient 1     |
+    sends                     | output 2 |              nobody waits: kept until they are done
+
+Communicators are made at the start, not by the first message: making one stops both hosts.
 """
 
 from collections.abc import Sequence
@@ -11,7 +20,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Kind
+from pipeplan.runtime.streams import CudaStreams, HostStreams, Streams, choose_cuda_device
 
 __all__ = ["GlooTransport", "NcclTransport", "Transport", "make_transport"]
 
@@ -19,8 +30,14 @@ __all__ = ["GlooTransport", "NcclTransport", "Transport", "make_transport"]
 class Transport:
     """Sends and receives that return at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    posts_ahead: bool
+    """Whether receives may be posted in another order than that of the sends."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.device = streams.device
+        self.host_group: dist.ProcessGroup | None = None
+        """Gloo, for what hosts tell each other; None for the default group."""
 
     def send(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
@@ -34,35 +51,66 @@ class Transport:
         """Start to receive into the tensor."""
         raise NotImplementedError
 
+    def send_header(self, header: torch.Tensor, rank: int, tag: int) -> dist.Work:
+        """Start to send bytes from host to host."""
+        work = dist.isend(header, rank, group=self.host_group, tag=tag)
+        assert work is not None  # this rank is in the group
+        return work
+
+    def receive_header(self, header: torch.Tensor, rank: int, tag: int) -> dist.Work:
+        """Start to receive bytes from another host."""
+        work = dist.irecv(header, rank, group=self.host_group, tag=tag)
+        assert work is not None  # this rank is in the group
+        return work
+
+    def new_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory to receive into."""
+        with self.streams.receiving():
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let the computation use what was received."""
+        for tensor in tensors:
+            self.streams.hand_over(tensor)
+
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
+        self.streams.synchronize()
 
 
 class GlooTransport(Transport):
     """Between CPUs: one group, messages told apart by tags."""
 
+    posts_ahead = True
+
     def send(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
     ) -> dist.Work:
         """Start to send."""
-        work = dist.isend(tensor, rank, tag=tag)
-        assert work is not None  # this rank is in the group
-        return work
+        return self.send_header(tensor, rank, tag)
 
     def receive(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
     ) -> dist.Work:
         """Start to receive."""
-        work = dist.irecv(tensor, rank, tag=tag)
-        assert work is not None  # this rank is in the group
-        return work
+        return self.receive_header(tensor, rank, tag)
+
+    def new_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory to receive into."""
+        return torch.empty(shape, dtype=dtype)
+
+    def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Nothing to do."""
 
 
 class NcclTransport(Transport):
     """Between GPUs: one communicator for each channel and direction, messages in order."""
 
-    def __init__(self, device: torch.device, stage_ranks: Sequence[Sequence[int]]) -> None:
-        super().__init__(device)
+    posts_ahead = False
+
+    def __init__(self, streams: Streams, stage_ranks: Sequence[Sequence[int]]) -> None:
+        super().__init__(streams)
+        self.host_group = dist.new_group(backend="gloo")
         # new_group demands that every rank makes every group, in the same order.
         self._groups = {
             (channel, kind): dist.new_group(
@@ -71,11 +119,12 @@ class NcclTransport(Transport):
             for channel in range(len(stage_ranks) - 1)
             for kind in Kind
         }
+        self._make_communicators(stage_ranks)
 
     def send(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
     ) -> dist.Work:
-        """Start to send."""
+        """Start to send, once the computing stream has made the tensor."""
         work = dist.isend(tensor, rank, group=self._groups[channel, kind])
         assert work is not None  # this rank is in the group
         return work
@@ -83,20 +132,34 @@ class NcclTransport(Transport):
     def receive(
         self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind
     ) -> dist.Work:
-        """Start to receive."""
-        work = dist.irecv(tensor, rank, group=self._groups[channel, kind])
+        """Start to receive, whatever the computing stream does."""
+        with self.streams.receiving():
+            work = dist.irecv(tensor, rank, group=self._groups[channel, kind])
         assert work is not None  # this rank is in the group
         return work
 
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize(self.device)
+    def _make_communicators(self, stage_ranks: Sequence[Sequence[int]]) -> None:
+        """Send one byte between every pair, pair after pair in the same order on all ranks."""
+        rank = dist.get_rank()
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        for channel, kind in self._groups:
+            for before in stage_ranks[channel]:
+                for behind in stage_ranks[channel + 1]:
+                    pair = (before, behind) if kind is Kind.FORWARD else (behind, before)
+                    if rank == pair[0]:
+                        self.send(byte, pair[1], 0, channel, kind).wait()
+                    elif rank == pair[1]:
+                        self.receive(byte, pair[0], 0, channel, kind).wait()
+        self.streams.synchronize()
 
 
 def make_transport(local_index: int, stage_ranks: Sequence[Sequence[int]]) -> Transport:
     """The transport that fits the default group's backend, with this rank's device."""
-    if "nccl" in str(dist.get_backend()):
-        device = torch.device("cuda", local_index % max(torch.cuda.device_count(), 1))
-        torch.cuda.set_device(device)
-        return NcclTransport(device, stage_ranks)
-    return GlooTransport(torch.device("cpu"))
+    if "nccl" not in str(dist.get_backend()):
+        return GlooTransport(HostStreams())
+    device = choose_cuda_device()
+    if device is None:
+        raise RuntimeMismatchError(
+            "ranks: use NCCL, but this process sees no GPU; initialize torch.distributed with gloo"
+        )
+    return NcclTransport(CudaStreams(device), stage_ranks)

@@ -8,74 +8,68 @@ other error is the rank's own, and it tells the others.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch.distributed as dist
-
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.supervision.status_board import State
+from pipeplan.runtime.supervision.connections import is_of_connection
 from pipeplan.runtime.supervision.watchdog import Watchdog
 
 __all__ = ["blame_for_error", "in_collective", "in_set_up", "in_step"]
 
-CONNECTION_WORDS = ("gloo", "connection", "nccl", "socket", "broken pipe")
+
+@contextmanager
+def in_step(watchdog: Watchdog, name: str = "step") -> Iterator[None]:
+    """Inside a step or evaluation: an error is this rank's own, unless a connection broke."""
+    with watchdog.call(name):
+        try:
+            yield
+        except BaseException as error:
+            blame_for_error(watchdog, error)
+            raise
 
 
 @contextmanager
-def in_step(watchdog: Watchdog) -> Iterator[None]:
-    """Inside a step: an error is this rank's own, unless a connection broke."""
-    try:
-        yield
-    except BaseException as error:
-        blame_for_error(watchdog, error)
-        raise
+def in_collective(watchdog: Watchdog, name: str = "a method") -> Iterator[None]:
+    """Inside what all ranks do between steps: an error likely means that another rank ended.
 
-
-@contextmanager
-def in_collective(watchdog: Watchdog) -> Iterator[None]:
-    """Inside what all ranks do between steps: an error likely means that another rank ended."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as error:
-        blame_for_error(watchdog, error)
-        raise
-    except RuntimeMismatchError:
-        raise
-    except BaseException as error:  # torch's CheckpointException is no Exception
-        if watchdog.failure is None:
-            watchdog.await_verdict()
-            watchdog.report(error)
-        raise
+    `name` is the method's. All ranks have to call the same one.
+    """
+    with watchdog.call(name):
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as error:
+            blame_for_error(watchdog, error)
+            raise
+        except RuntimeMismatchError:
+            raise
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            watchdog.await_end()
+            if watchdog.failure is None:
+                watchdog.await_verdict()
+                watchdog.report(error)
+            raise
 
 
 @contextmanager
 def in_set_up(watchdog: Watchdog) -> Iterator[None]:
     """Before the first step: usually all ranks find a mismatch, each by itself."""
-    try:
-        yield
-    except RuntimeMismatchError as error:
-        watchdog.report(error, is_mismatch=True)
-        watchdog.close()
-        raise
-    except BaseException as error:
-        blame_for_error(watchdog, error)
-        watchdog.close()
-        raise
-    watchdog.enter(State.OUTSIDE)
+    with watchdog.call("set-up"):
+        try:
+            yield
+        except RuntimeMismatchError as error:
+            watchdog.report(error, is_mismatch=True)
+            watchdog.close()
+            raise
+        except BaseException as error:
+            blame_for_error(watchdog, error)
+            watchdog.close()
+            raise
 
 
 def blame_for_error(watchdog: Watchdog, error: BaseException) -> None:
     """Tell the others of this rank's error, unless another rank has caused it."""
     if isinstance(error, SystemExit) and not error.code:
         return
+    watchdog.await_end()
     if watchdog.failure is None:
-        if _is_of_connection(error):
+        if is_of_connection(error):
             watchdog.await_verdict()
         watchdog.report(error)
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    if isinstance(error, dist.DistError):  # of a store or a backend, whatever it says
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(
-        word in text for word in CONNECTION_WORDS
-    )

@@ -1,74 +1,70 @@
 """Ends all ranks, with one line that names the culprit, when one of them dies, hangs or raises.
 
-Each rank has a thread that writes a sign of life to the store every second. It also watches the
-next rank around the ring. So the load grows with the number of ranks, not with its square. Rank 0
-also compares the signs of all ranks::
+Each rank has a thread that looks around every second::
 
-    rank 0 --watches--> rank 1 --watches--> rank 2 --watches--> rank 0
+    this host     the processes of all its ranks, by what the kernel says (`local_watch`)
+    the store     writes a sign of life, reads the failure that others have noticed (`status_board`)
+    the ring      the sign of life of the next rank, if that is on another host
+    the arbiter   the first rank that is not done compares the signs of all ranks (`judging`)
 
     died      its process is gone (same host), or no sign of life for `beat_timeout_s`
-    stopped   no sign of life although the process exists; it is killed
-    hangs     one block takes longer than `hang_timeout_s`, or a rank stays outside `step` for so
-              long while another one waits for it
+    stopped   its process does not run; it is killed
+    hangs     one block takes longer than `hang_timeout_s`, or a rank stays outside for longer than
+              `outside_timeout_s` while another one waits for it
+    strays    it makes another call than the others, has closed its pipeline, or sits in a
+              collective that nobody else comes to
     raises    it says so itself
 
-How ranks end::
-
-    the first to notice   writes the failure to the store; later ones do not replace it
-    every other rank      reads it; the first reader prints the line; each marks that it has read
-    rank 0, the speaker   wait until all others have read it: the store may end with rank 0, and
-                          a rank that finds no store would blame rank 0
-    then                  each ends its own process, since a thread that waits for a message
-                          cannot be woken in another way
+Another thread talks with the store (`courier`), because a store that was stopped never answers.
+Times are those of a clock that stands still while this rank gets no processor (`patient_clock`).
 
 A launcher that sees one rank end sends SIGTERM to the others. They then look at once for the rank
-that is gone. If the launcher itself is gone, ranks end too.
+that is gone. If the launcher itself is gone, ranks end too. `ending` says how ranks end.
 """
 
+import atexit
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeplan.documents.text import printable
+from pipeplan.runtime.supervision.courier import Courier, StoreError
+from pipeplan.runtime.supervision.driver import Driver
+from pipeplan.runtime.supervision.ending import (
+    ANSWER_S,
+    GRACE_S,
+    INTERRUPTED_CODE,
+    POLL_S,
+    TERMINATED_CODE,
+    Ending,
+    end_process,
+    failure_of,
+    print_line,
+)
+from pipeplan.runtime.supervision.local_watch import LocalWatch, death_of
+from pipeplan.runtime.supervision.options import WatchdogOptions
+from pipeplan.runtime.supervision.patient_clock import PatientClock
 from pipeplan.runtime.supervision.processes import Process
+from pipeplan.runtime.supervision.signs import Signs
 from pipeplan.runtime.supervision.status_board import (
     Beat,
     Failure,
     FailureKind,
     State,
+    Status,
     StatusBoard,
 )
+from pipeplan.runtime.supervision.store_holder import StoreHolder
 from pipeplan.runtime.supervision.termination import Termination
 
-__all__ = ["INTERRUPTED_CODE", "Watchdog", "WatchdogOptions"]
+__all__ = ["GRACE_S", "INTERRUPTED_CODE", "Watchdog", "WatchdogOptions"]
 
-INTERRUPTED_CODE = 128 + signal.SIGINT
-"""The exit code after Ctrl-C."""
-TERMINATED_CODE = 128 + signal.SIGTERM
-"""The exit code of a rank that was asked to end, and found no reason."""
 SEARCH_S = 1.5
-"""How long such a rank looks for the reason."""
-GRACE_S = 3.0
-"""How long a failed rank may take to end by itself before it is killed."""
-POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchdogOptions:
-    """How patient the ranks are with each other."""
-
-    beat_s: float = 1.0
-    """The time between two signs of life."""
-    beat_timeout_s: float = 10.0
-    """A rank without a sign of life for so long counts as dead."""
-    hang_timeout_s: float = 20.0
-    """Raise this where one block, or the time between two steps, may take longer."""
+"""How long a rank that was asked to end looks for the reason."""
 
 
 class Watchdog:
@@ -81,166 +77,241 @@ class Watchdog:
         rank_names: list[str],
         options: WatchdogOptions,
         end: Callable[[int], None] | None = None,
+        *,
+        key: bytes = b"",
+        processes: list[Process] | None = None,
     ) -> None:
         self._rank, self._rank_names, self._options = rank, rank_names, options
-        self._board = StatusBoard(store, rank, len(rank_names))
-        self._end = end or _end_process
-        self._state, self._doing, self._since_s = State.OUTSIDE, "", time.monotonic()
-        self._stop = threading.Event()
+        self._pid, self._parent = os.getpid(), os.getppid()
+        self._board = StatusBoard(store, rank, len(rank_names), key)
+        self._clock = PatientClock(options.beat_s)
+        self._driver = Driver()
+        self._status = Status(State.OUTSIDE, "", 0.0, 0, "")
+        self._seen_blocks: set[Any] = set()
+        self.batch_key: Any = None
+        """Set this to the shapes of the batch: the first block of each kind may take longer."""
+        self._stop, self._is_ending = threading.Event(), threading.Event()
         self._termination = Termination()
-        self._parent = os.getppid()
-        self._last_beat: tuple[Beat | None, float] = (None, time.monotonic())
-        """The last sign of life of the rank that this one watches, and when it was new."""
         self.failure: str | None = None
         """The line that says why all ranks end."""
-        self._processes = self._board.exchange_processes()
-        self._beat(0)
+        self._processes = processes or self._board.exchange_processes()
+        self._local = LocalWatch(rank, self._processes, options.beat_timeout_s)
+        self._holder = StoreHolder.of_this_launch(self._processes, self._parent)
+        self._courier = Courier()
+        self._ending = Ending(
+            self._board, self._courier, rank, self._processes, options, end or end_process
+        )
+        self._signs = Signs(
+            self._board, self._courier, rank, rank_names, self._processes, options, self._clock
+        )
+        self._count = 0
+        self._has_store = True
+        self._board.write_beat(self._beat())
+        atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._watch, name="pipeplan-watchdog", daemon=True)
         self._thread.start()
 
+    # ---------------------------------------------------------------- for the main thread
+
     def enter(self, state: State, doing: Any = "") -> None:
         """Say what the main thread of this rank begins to do."""
-        self._state, self._doing, self._since_s = state, doing, time.monotonic()
+        before, is_first = self._status, False
+        if state is State.COMPUTING:
+            kind = (self.batch_key, before.call, getattr(doing, "kind", None))
+            is_first = kind not in self._seen_blocks
+            self._seen_blocks.add(kind)
+        self._status = Status(state, doing, self._clock.now_s, before.calls, before.call, is_first)
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Inside a method that all ranks call; the calls are numbered and compared."""
+        self._driver.take_over()
+        calls = self._status.calls + 1
+        self._status = Status(State.TOGETHER, "", self._clock.now_s, calls, name)
+        try:
+            yield
+        finally:
+            if not self._stop.is_set():
+                self.enter(State.OUTSIDE)
 
     def report(self, error: BaseException, *, is_mismatch: bool = False) -> None:
         """Tell the others that this rank raises, and wait until they know it.
 
         `is_mismatch` says that the other ranks probably raise the same error by themselves.
         """
-        failure = _failure_of(self._rank, error, is_mismatch=is_mismatch)
+        if os.getpid() != self._pid:
+            return  # a forked child has no part in this
+        failure = failure_of(self._rank, error, is_mismatch=is_mismatch)
         self.failure = self._line(failure)
         if failure.kind is FailureKind.INTERRUPTED:
             error.add_note(self.failure)  # the line is printed here or by another rank
-        with contextlib.suppress(Exception):
-            self._board.declare(failure)
+        with contextlib.suppress(StoreError):
+            self._ending.ask(lambda: self._board.declare(failure))
             if is_mismatch:
-                self._board.mark_read()  # this rank ends by its own error
-            self._await_readers(culprit=self._rank)
+                self._ending.ask(self._board.mark_read)  # this rank ends by its own error
+            self._ending.await_readers(culprit=self._rank)
             is_interrupt = failure.kind is FailureKind.INTERRUPTED
-            if is_interrupt and self._board.become_speaker():
-                _print_line(self.failure)  # there is nobody else to say it
+            if is_interrupt and self._ending.ask(self._board.become_speaker):
+                print_line(self.failure)  # there is nobody else to say it
 
     def await_verdict(self) -> None:
         """Wait until another rank's failure is noticed; that ends this process."""
+        if os.getpid() != self._pid:
+            return
         patience_s = self._options.beat_timeout_s + 2 * self._options.beat_s + GRACE_S
         self.enter(State.SEEKING)
         self._stop.wait(patience_s)
 
-    def close(self) -> None:
-        """Stop watching."""
+    def await_end(self) -> None:
+        """If the watchdog ends this process right now, let it: it has more to do than to exit."""
+        if self._is_ending.is_set() and os.getpid() == self._pid:
+            self._thread.join(timeout=2 * (self._options.beat_timeout_s + GRACE_S + ANSWER_S))
+
+    def close(self, reason: str = "") -> None:
+        """Stop watching; `reason` is told to ranks that still wait for this one."""
+        if os.getpid() != self._pid:
+            return
         was_open = not self._stop.is_set()
         if was_open:
-            self.enter(State.DONE)
-            with contextlib.suppress(Exception):
-                self._beat(-1)
+            self.enter(State.DONE, reason)
+            with contextlib.suppress(StoreError):
+                beat = self._beat()
+                self._ending.ask(lambda: self._board.write_beat(beat))
         self._stop.set()
         if was_open and threading.current_thread() is not self._thread:
             self._termination.wake()
             self._thread.join(timeout=5)
             self._termination.close()
+            if self._rank != 0:
+                self._release()
+
+    def _release(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._courier.close(timeout_s=1.0)
+
+    def _at_exit(self) -> None:
+        """The program ends: tell others why; rank 0 may hold the store, so it lets them read."""
+        if os.getpid() != self._pid:
+            return
+        self.await_end()
+        if not self._stop.is_set():
+            error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            if isinstance(error, Exception) and self.failure is None:
+                self.report(error)
+            self.close("ended its program")
+        if self._rank == 0:
+            deadline_s = time.monotonic() + 2.5 * self._options.beat_s
+            with contextlib.suppress(StoreError):
+                while time.monotonic() < deadline_s and not self._are_others_done():
+                    time.sleep(POLL_S)
+            self._courier.close(timeout_s=0.1)
+
+    def _are_others_done(self) -> bool:
+        beats = self._ending.ask(self._board.read_beats)
+        return all(
+            beat.state is State.DONE or self._processes[rank].is_gone
+            for rank, beat in enumerate(beats)
+        )
 
     # ---------------------------------------------------------------- the thread
 
     def _watch(self) -> None:
-        count, last_s = 0, time.monotonic()
         while True:
             is_asked_to_end = self._termination.wait(self._options.beat_s)
             if self._stop.is_set():
                 return
-            count += 1
+            self._driver.look(self._clock.tick())
             if os.getppid() != self._parent:
                 self._end_without_launcher()
                 return
-            now_s = time.monotonic()
-            if now_s - last_s > self._options.beat_timeout_s / 2:
-                # This thread was held up itself. The others probably were, too.
-                self._last_beat = (None, now_s)
-            last_s = now_s
-            try:
-                if is_asked_to_end:
-                    self._seek_reason()
-                self._beat(count)
-                failure = self._find_failure()
-            except Exception:  # the store is gone, and so is the rank that holds it
-                if self._stop.is_set():
-                    return
-                self._end_without_store()
+            if is_asked_to_end:
+                self._seek_reason()
                 return
+            try:
+                failure = self._find_failure()
+            except StoreError:
+                if not self._goes_on_without_store():
+                    return
+                continue
             if failure is not None:
                 self._finish(failure)
                 return
 
-    def _beat(self, count: int) -> None:
-        age_s = time.monotonic() - self._since_s
-        self._board.write_beat(
-            Beat(count=count, state=self._state, doing=str(self._doing), age_s=age_s)
+    def _beat(self) -> Beat:
+        """A new sign of life."""
+        status, driver = self._status, self._driver
+        self._count += 1
+        return Beat(
+            count=self._count,
+            state=status.state,
+            doing=str(status.doing),
+            age_s=self._clock.now_s - status.since_s,
+            calls=status.calls,
+            call=status.call,
+            where=driver.where,
+            collective=driver.collective,
+            held_s=driver.held_s,
+            is_idle=driver.is_idle,
         )
 
     def _find_failure(self) -> Failure | None:
-        """The failure that was declared; if there is none, look for one and declare it."""
-        failure = self._board.read_failure()
-        if failure is not None:
-            return failure
-        limit_s = self._options.hang_timeout_s
-        age_s = time.monotonic() - self._since_s
-        if self._state is State.COMPUTING and age_s > limit_s:
-            self._declare(self._rank, f"hangs: {self._doing} has run for {age_s:.0f} s")
-        next_rank = (self._rank + 1) % len(self._rank_names)
-        if next_rank != self._rank:
-            self._check_life(next_rank)
-        if self._rank == 0:
-            self._check_absence(limit_s)
+        """The failure that was declared; if there is none, look for one and declare it.
+
+        Raises:
+            StoreError: the store is gone, or has not answered for `beat_timeout_s`.
+        """
+        found = self._own_hang() or self._on_this_host()
+        if found is not None and self._holder.rank is None and self._holder.process.is_stopped:
+            raise StoreError  # the rank that is gone has ended because of that
+        if found is None and self._has_store:
+            found = self._signs.exchange(self._beat)
+        return self._declared(found)
+
+    def _declared(self, found: Failure | None) -> Failure | None:
+        """The failure that all ranks read: this one, if it is the first."""
+        if found is not None and found.rank == self._holder.rank:
+            self._has_store &= not self._holder.process.is_stopped  # so it cannot answer
+        if found is None or not self._has_store:
+            return found
+        try:
+            return self._ending.ask(lambda: self._board.declare(found))
+        except StoreError:
+            self._has_store = False
+            return found
+
+    def _own_hang(self) -> Failure | None:
+        status, options = self._status, self._options
+        if status.state is not State.COMPUTING:
+            return None
+        age_s, name = self._clock.now_s - status.since_s, "hang_timeout_s"
+        limit_s = options.hang_timeout_s
+        if status.is_first and options.first_block_timeout_s > limit_s:
+            limit_s, name = options.first_block_timeout_s, "first_block_timeout_s"
+        if age_s <= limit_s:
+            return None
+        at = f" ({self._driver.where})" if self._driver.where else ""
+        return Failure(
+            rank=self._rank,
+            reason=f"hangs: {status.doing} has run for {age_s:.0f} s{at}; if a block may take"
+            f" longer, raise {name} ({limit_s:.0f} s)",
+        )
+
+    def _on_this_host(self) -> Failure | None:
+        """A rank of this host that has ended before it was done, or was stopped."""
+        for failure in self._local.look(self._clock.now_s):
+            if failure.rank not in self._local.gone or not self._is_done(failure.rank):
+                return failure
         return None
 
-    def _seek_reason(self) -> None:
-        """Find out which rank is gone, and say so; then end, as the launcher asked."""
-        deadline_s = time.monotonic() + SEARCH_S
-        while time.monotonic() < deadline_s:
-            for rank, process in enumerate(self._processes):
-                if process.is_gone:
-                    self._declare(rank, f"died (process {process.pid} is gone)")
-            failure = self._board.read_failure()
-            if failure is not None:
-                if self._ends_by_itself(failure):
-                    return
-                self._finish(failure)
-                break
-            time.sleep(POLL_S)
-        self._end(TERMINATED_CODE)
-
-    def _check_life(self, rank: int) -> None:
-        beat = self._board.read_beat(rank)
-        if beat is None or beat.state is State.DONE:
-            return
-        now_s = time.monotonic()
-        if beat != self._last_beat[0]:
-            self._last_beat = (beat, now_s)
-        silence_s = now_s - self._last_beat[1]
-        process = self._processes[rank]
-        if process.is_gone:
-            self._declare(rank, f"died (process {process.pid} is gone)")
-        elif silence_s > self._options.beat_timeout_s:
-            is_here = process.is_on_this_host
-            what = "stopped answering" if is_here else "died or is out of reach"
-            self._declare(rank, f"{what}: no sign of life for {silence_s:.0f} s")
-            if is_here:  # it cannot end itself, and this rank may soon be gone
-                process.kill()
-
-    def _check_absence(self, limit_s: float) -> None:
-        """Find a rank that does not come to `step` although others wait, or a deadlock."""
-        beats = self._board.read_beats()
-        waits_s = [beat.age_s for beat in beats if beat.state is State.WAITING]
-        for rank, beat in enumerate(beats):
-            is_absent = beat.state in (State.OUTSIDE, State.DONE) and beat.age_s > limit_s
-            if is_absent and waits_s and max(waits_s) > limit_s:
-                self._declare(
-                    rank, f"hangs: outside of step for {beat.age_s:.0f} s while others wait"
-                )
-        if waits_s and len(waits_s) == len(beats) and min(waits_s) > 2 * limit_s:
-            self._declare(0, f"and all others have waited for each other for {min(waits_s):.0f} s")
-
-    def _declare(self, rank: int, reason: str) -> None:
-        self._board.declare(Failure(rank=rank, reason=reason))
+    def _is_done(self, rank: int) -> bool:
+        """Whether a rank that has ended had closed its pipeline before."""
+        beat = self._signs.last(rank)
+        if self._has_store and (beat is None or beat.state is not State.DONE):
+            with contextlib.suppress(StoreError):
+                beat = self._ending.ask(lambda: self._board.read_beat(rank)) or beat
+        if beat is not None:
+            self._signs.note(rank, beat)
+        return beat is not None and beat.state is State.DONE
 
     # ---------------------------------------------------------------- the end
 
@@ -249,108 +320,79 @@ class Watchdog:
         self.failure = self._line(failure)
         if self._ends_by_itself(failure):
             return
-        with contextlib.suppress(Exception):
-            if failure.kind is FailureKind.MISMATCH and self._stop.wait(GRACE_S):
-                return  # this rank has found the mismatch by itself
-            # Print before marking: who has marked does not keep the store alive any more.
-            is_speaker = self._board.become_speaker()
-            if is_speaker:
-                _print_line(self.failure)
-            self._board.mark_read()
-            if is_speaker or self._rank == 0:
-                self._await_readers(failure.rank)
-            if is_speaker and failure.rank != self._rank:
-                self._kill_late(self._processes[failure.rank])
-        self._end(INTERRUPTED_CODE if failure.kind is FailureKind.INTERRUPTED else 1)
+        if failure.kind is FailureKind.MISMATCH and self._stop.wait(GRACE_S):
+            return  # this rank has found the mismatch by itself
+        self._is_ending.set()
+        try:
+            if not self._has_store:
+                raise StoreError
+            self._ending.with_store(failure, self.failure)
+        except StoreError:
+            self._ending.without_store(self.failure, failure.rank, self._absent(failure.rank))
 
     def _ends_by_itself(self, failure: Failure) -> bool:
         """Whether the failure is an error of this rank's main thread, which ends the rank."""
         return failure.rank == self._rank and failure.kind is not FailureKind.NOTICED
 
-    def _await_readers(self, culprit: int) -> None:
-        """Wait until all ranks but the culprit know the failure, or have ended.
+    def _absent(self, culprit: int | None) -> set[int]:
+        """Ranks that do not print: they are done."""
+        return self._signs.done() - {culprit}
 
-        A rank that takes longer than `beat_timeout_s` counts as dead anyway.
-        """
-        deadline_s = time.monotonic() + max(GRACE_S, self._options.beat_timeout_s)
-        missing = set(range(len(self._rank_names))) - {self._rank, culprit}
-        while time.monotonic() < deadline_s:
-            missing = {rank for rank in missing if not self._knows_or_ended(rank)}
-            if not missing:
-                return
+    def _seek_reason(self) -> None:
+        """Find out which rank is gone, and say so; then end, as the launcher asked."""
+        deadline_s = time.monotonic() + SEARCH_S
+        found: Failure | None = None
+        while time.monotonic() < deadline_s and found is None:
+            gone = [rank for rank, process in enumerate(self._processes) if process.is_gone]
+            lost = [rank for rank in gone if not self._is_done(rank)]
+            if lost:
+                found = self._declared(death_of(lost[0], self._processes[lost[0]]))
+            elif self._has_store:
+                try:
+                    found = self._ending.ask(self._board.read_failure)
+                except StoreError:
+                    self._has_store = False
             time.sleep(POLL_S)
-
-    def _knows_or_ended(self, rank: int) -> bool:
-        if self._board.has_read(rank) or self._processes[rank].is_gone:
-            return True
-        beat = self._board.read_beat(rank)
-        return beat is not None and beat.state is State.DONE
-
-    def _kill_late(self, process: Process) -> None:
-        """Kill a failed rank of this host that does not end by itself."""
-        deadline_s = time.monotonic() + GRACE_S
-        while process.is_on_this_host and process.is_alive:
-            if time.monotonic() > deadline_s:
-                process.kill()
+        if found is not None:
+            if self._ends_by_itself(found):
                 return
-            time.sleep(2 * POLL_S)
+            self._finish(found)
+        self._ending.end(TERMINATED_CODE)
 
     def _end_without_launcher(self) -> None:
         """The launcher may have held the store, so the store cannot settle who speaks."""
         self.failure = "the launcher is gone; all ranks end"
-        self._print_without_store(self.failure)
-        self._end(1)
+        self._ending.without_store(self.failure, None, self._absent(None))
 
-    def _end_without_store(self) -> None:
-        """Blame rank 0, which holds the store."""
+    def _goes_on_without_store(self) -> bool:
+        """Blame whoever holds the store, and end; go on if that rank was done before."""
+        self._has_store = False
         self._stop.wait(self._options.beat_s)
         if self._stop.is_set():
-            return  # this rank is done; the store went with a rank that was done before
+            return False  # this rank is done; the store went with a rank that was done before
         if os.getppid() != self._parent:
             self._end_without_launcher()
-            return
-        reason = "died" if self._processes[0].is_gone else "is out of reach: its store is gone"
-        self.failure = self._line(Failure(rank=0, reason=reason))
-        self._print_without_store(self.failure, culprit=0)
-        self._end(1)
-
-    def _print_without_store(self, line: str, culprit: int | None = None) -> None:
-        """Print if this is the first rank of its host, leaving out the culprit.
-
-        The number alone settles it: other ranks may have ended already.
-        """
-        speakers = [
-            rank
-            for rank, process in enumerate(self._processes)
-            if rank != culprit and process.is_on_this_host
-        ]
-        if not speakers or speakers[0] == self._rank:
-            _print_line(line)
+            return False
+        rank = self._holder.rank
+        beat = self._signs.last(rank) if rank is not None else None
+        if rank is not None and beat is not None:
+            is_ahead = self._status.calls > beat.calls and self._status.state is not State.OUTSIDE
+            if beat.state is State.DONE and not is_ahead:
+                return True
+            if beat.state is State.DONE:
+                what = f"{beat.doing or 'closed its pipeline'} after call {beat.calls}"
+                self._finish(Failure(rank=rank, reason=f"{what}, but others are in a later one"))
+                return False
+        reason = self._holder.reason(
+            self._options.beat_timeout_s, is_gone=not self._signs.is_waiting
+        )
+        if rank is not None:
+            self._finish(Failure(rank=rank, reason=reason))
+        else:
+            self.failure = f"{reason}; all ranks end"
+            self._ending.without_store(self.failure, None, self._absent(None))
+        return False
 
     def _line(self, failure: Failure) -> str:
         name = self._rank_names[failure.rank]
         return printable(f"rank {failure.rank} ({name}) {failure.reason}; all ranks end")
-
-
-def _failure_of(rank: int, error: BaseException, *, is_mismatch: bool) -> Failure:
-    """How a rank tells its own error."""
-    if isinstance(error, KeyboardInterrupt):
-        return Failure(rank=rank, reason="was interrupted", kind=FailureKind.INTERRUPTED)
-    lines = str(error).strip().splitlines()
-    reason = f"raised {type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
-    kind = FailureKind.MISMATCH if is_mismatch else FailureKind.RAISED
-    return Failure(rank=rank, reason=reason, kind=kind)
-
-
-def _print_line(message: str) -> None:
-    """Write one line to stderr at once, from any thread."""
-    with contextlib.suppress(OSError):
-        stderr = sys.__stderr__.fileno() if sys.__stderr__ else 2
-        os.write(stderr, f"pipeplan: {printable(message)}\n".encode(errors="replace"))
-
-
-def _end_process(code: int) -> None:
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)

@@ -127,7 +127,9 @@ def _find_in_forward(
         place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
         place = place or f"layers {module.layers_text}: what leaves them is not the whole model's"
         return f"{place}; {_reason(module)}"
-    if expected.needs_gradient != found.needs_gradient and cut.gradients:
+    # More gradients than in the whole model do no harm: with recomputation nobody knows yet.
+    pairs = zip(expected.needs_gradient, found.needs_gradient, strict=True)
+    if any(needs and not has for needs, has in pairs) and cut.gradients:
         return (
             f"layers {module.layers_text}: what leaves them has a gradient in the whole model"
             f" {expected.needs_gradient}, but not in the stage {found.needs_gradient}; a"

@@ -246,13 +246,10 @@ def _forward(
         result.losses.append(stats[0])
         result.leaving.append(None)
     else:
-        output, shape = runner.forward(
-            0, index, tensors, template, call, learn=index == 0, row_share=row_share
-        )
+        output, shape = runner.forward(0, index, tensors, template, call, row_share=row_share)
         noted = note(put_tensors(shape, output))
         noted.live = []
-        if index and result.leaving[0] is not None:  # only the first one learns it
-            noted.needs_gradient = result.leaving[0].needs_gradient
+        noted.needs_gradient = runner.have_gradient(output)
         result.leaving.append(noted)
     recorder.end()
     if runner.clones_inputs and not did_clone:  # it has run twice to find that out
@@ -280,20 +277,12 @@ def _backward(
     result: Result,
 ) -> None:
     """Run one backward, with the gradients of what leaves in the whole model."""
-    grad_outputs = []
+    grad_outputs: list[torch.Tensor | None] = []
     if leaving is not None:
-        own = result.leaving[index]
-        has_gradient = own.needs_gradient if own is not None else leaving.needs_gradient
-        grad_outputs = [
-            torch.zeros_like(tensor) if gradient is None else gradient.clone()
-            for tensor, gradient, needed in zip(
-                leaving.tensors, leaving.gradients, has_gradient, strict=True
-            )
-            if needed
-        ]
-    gradients = iter(stage.runner.backward(index, grad_outputs))
+        grad_outputs = [None if each is None else each.clone() for each in leaving.gradients]
+    gradients = stage.runner.backward(index, grad_outputs)
     entering = note([tensor.detach() for tensor in carried])
-    entering.gradients = [next(gradients) if t.requires_grad else None for t in carried]
+    entering.gradients = gradients
     result.entering.append(entering)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import as_call, select_rows
+from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.execution import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.verification.runs import Sample, StageCalls
@@ -117,8 +117,13 @@ class Verification:
         rows = [range(i * size, (i + 1) * size) for i in range(num_samples)]
         rows.append(range(num_samples * size))
         host = torch.device("cpu")
-        calls = None if batch is None else [select_rows(as_call(batch), r, host) for r in rows]
-        aims = None if targets is None else [select_rows(targets, r, host) for r in rows]
+        calls = aims = None
+        if batch is not None:
+            marked = as_call(mark_rows(batch, num_rows, "batch"))
+            calls = [select_rows(marked, r, host) for r in rows]
+        if targets is not None:
+            targets = mark_rows(targets, num_rows, "targets")
+            aims = [select_rows(targets, r, host) for r in rows]
         sources = self.stage_ranks[0][0], self.stage_ranks[-1][0]
         shared: list[Any] = []
         for kind, (value, source) in enumerate(zip((calls, aims), sources, strict=True)):

@@ -1,0 +1,154 @@
+"""What a message carries, and the header that says so.
+
+A message is a header and tensors. The header is a block of bytes of fixed size, so a receive for it
+can be posted before anybody knows what comes::
+
+    byte 0        0: as forecast, nothing follows   1: other contents, described as text
+    bytes 4-7     the length of the text
+    bytes 8-255   the text, if it fits; a longer text is a message of its own
+
+The text holds the shape and type of each tensor, whether it has a gradient, and the template: the
+nesting of tuples, lists and dicts with all plain values. Contents are compared as text, so that
+1, 1.0 and True differ and NaN equals NaN.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from pipeplan.errors import RuntimeMismatchError
+
+__all__ = [
+    "AS_FORECAST",
+    "HEADER_BYTES",
+    "Contents",
+    "TensorKind",
+    "describe",
+    "encode_header",
+    "parse_template",
+    "read_header",
+]
+
+HEADER_BYTES = 256
+TEXT_START = 8
+LENGTH = slice(4, TEXT_START)
+AS_FORECAST = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+"""The header of a message that carries what both ends expect."""
+
+
+class TensorKind(NamedTuple):
+    """A tensor that crosses a cut: all that is known of it except its number of rows.
+
+    This is no dataclass, since every message makes and compares some: tuples do that faster.
+    """
+
+    shape: tuple[int, ...]
+    """The shape of one row."""
+    dtype: torch.dtype
+    has_gradient: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a message carries, apart from the values and the number of rows of its tensors."""
+
+    kinds: tuple[TensorKind, ...]
+    template: str
+    """JSON: where the tensors go, and all plain values."""
+
+    def has_layout_of(self, other: "Contents") -> bool:
+        """Whether the tensors have the same shapes and types."""
+        mine, theirs = self.kinds, other.kinds
+        return mine is theirs or [kind[:2] for kind in mine] == [kind[:2] for kind in theirs]
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of one row of all tensors."""
+        return sum(kind.row_bytes for kind in self.kinds)
+
+
+def describe(
+    tensors: Sequence[torch.Tensor],
+    have_gradient: Sequence[bool],
+    template: Any,
+    num_rows: int,
+    stage: int,
+) -> Contents:
+    """The contents of a message with these tensors.
+
+    Raises:
+        RuntimeMismatchError: the first dimension of a tensor is not the number of rows.
+    """
+    kinds = []
+    for tensor, has_gradient in zip(tensors, have_gradient, strict=True):
+        shape = tensor.shape
+        if not shape or shape[0] != num_rows:
+            raise RuntimeMismatchError(
+                f"stage {stage}: its last layer returns a tensor of shape"
+                f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
+                " microbatch's rows as its first dimension"
+            )
+        if tensor.layout is not torch.strided:
+            raise RuntimeMismatchError(
+                f"stage {stage}: its last layer returns a tensor of layout {tensor.layout}; only"
+                " dense tensors cross a cut, so call to_dense() in the layer"
+            )
+        kinds.append(TensorKind(shape[1:], tensor.dtype, has_gradient))
+    return Contents(tuple(kinds), json.dumps(template))
+
+
+@lru_cache(maxsize=256)
+def parse_template(text: str) -> Any:
+    """The template that joins tensors into the nested value."""
+    return json.loads(text)
+
+
+def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The header of a message with these contents, and its text if the header cannot hold it."""
+    entries = [[list(kind.shape), str(kind.dtype), kind.has_gradient] for kind in contents.kinds]
+    text = json.dumps([entries, contents.template]).encode()
+    header = bytearray(HEADER_BYTES)
+    header[0] = 1
+    header[LENGTH] = len(text).to_bytes(TEXT_START - LENGTH.start, "little")
+    if len(text) <= HEADER_BYTES - TEXT_START:
+        header[TEXT_START : TEXT_START + len(text)] = text
+        return torch.frombuffer(header, dtype=torch.uint8), None
+    return (
+        torch.frombuffer(header, dtype=torch.uint8),
+        torch.frombuffer(bytearray(text), dtype=torch.uint8),
+    )
+
+
+def read_header(header: torch.Tensor) -> tuple[bool, int, Contents | None]:
+    """Whether the message is as forecast; else the length of its text; and the contents if known.
+
+    The contents are None if the text is a message of its own.
+    """
+    if not header[0].item():
+        return True, 0, None
+    data = bytes(header[:HEADER_BYTES].tolist())
+    length = int.from_bytes(data[LENGTH], "little")
+    if length > HEADER_BYTES - TEXT_START:
+        return False, length, None
+    return False, length, decode(data[TEXT_START : TEXT_START + length])
+
+
+@lru_cache(maxsize=1024)
+def decode(text: bytes) -> Contents:
+    """The contents that a text describes."""
+    entries, template = json.loads(text)
+    kinds = [
+        TensorKind(tuple(shape), getattr(torch, dtype.removeprefix("torch.")), has_gradient)
+        for shape, dtype, has_gradient in entries
+    ]
+    return Contents(tuple(kinds), template)

@@ -1,0 +1,112 @@
+"""A number that tells batches apart, from a sample of their values.
+
+Of each tensor, at most 1024 values are read, spread over it. Every step reads other places. So two
+batches that differ in many values are told apart at once, and two that differ in few after some
+steps. Values of a GPU come to the host in one copy.
+"""
+
+import hashlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeplan.runtime.batches import Whole, find_leaves
+
+__all__ = ["fingerprint", "shape_key"]
+
+MOST_VALUES = 1024
+STRIDE_OF_STEPS = 7919
+"""A prime, so that steps read different places."""
+NUM_BYTES = 7
+"""So that the number fits into a signed integer of 64 bits."""
+
+
+def fingerprint(value: Any, step: int) -> int:
+    """A number that is equal for equal values, on all ranks in the same step."""
+    digest = hashlib.blake2b(digest_size=NUM_BYTES)
+    on_device: list[torch.Tensor] = []
+    for path, leaf in _opened(value):
+        if isinstance(leaf, torch.Tensor):
+            digest.update(f"{path}{leaf.dtype}{tuple(leaf.shape)}".encode(errors="replace"))
+            sample = _sample(leaf, step)
+            if sample.device.type == "cpu":
+                digest.update(sample.numpy().data)
+            else:
+                on_device.append(sample)
+        elif isinstance(leaf, np.ndarray):
+            digest.update(f"{path}{leaf.dtype}{leaf.shape}".encode(errors="replace"))
+            digest.update(_sample_array(leaf, step))
+        elif _has_stable_text(leaf):
+            digest.update(f"{path}{leaf!r}".encode(errors="replace"))
+    if on_device:
+        digest.update(torch.cat(on_device).cpu().numpy().data)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _opened(value: Any) -> list[tuple[str, Any]]:
+    """All leaves with their paths, also those that are marked as whole."""
+    found = []
+    for path, leaf in find_leaves(value):
+        if isinstance(leaf, Whole):
+            found += [(f"{path}/{inner}", entry) for inner, entry in _opened(leaf.value)]
+        else:
+            found.append((path, leaf))
+    return found
+
+
+def shape_key(value: Any, prefix: str) -> int:
+    """A number that is equal for batches whose tensors have equal shapes and types."""
+    parts = [prefix]
+    for _, leaf in find_leaves(value):
+        tensor = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(tensor, torch.Tensor):
+            parts.append(f"{tuple(tensor.shape)}{tensor.dtype}{isinstance(leaf, Whole)}")
+    text = "/".join(parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=NUM_BYTES).digest(), "big")
+
+
+def _sample(tensor: torch.Tensor, step: int) -> torch.Tensor:
+    """Some values of a tensor, as bytes."""
+    if tensor.layout is not torch.strided:
+        return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.numel() <= MOST_VALUES:
+        return plain.reshape(-1).view(torch.uint8)
+    if plain.dtype not in TAKEN_TYPES:
+        # torch.take does not know this type, so take rows of bytes.
+        plain = plain.reshape(-1).view(torch.uint8)
+    index = _index(plain.numel(), step, plain.device)
+    return torch.take(plain, index).view(torch.uint8)
+
+
+TAKEN_TYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.complex64, torch.complex128),
+}
+"""The types that torch.take knows."""
+
+
+def _sample_array(array: np.ndarray[Any, Any], step: int) -> bytes:
+    if array.size <= MOST_VALUES:
+        chosen = array.reshape(-1)
+    else:
+        chosen = array.take(_index(array.size, step, torch.device("cpu")).numpy())
+    if array.dtype.hasobject:
+        return repr(chosen.tolist()).encode(errors="replace")
+    return chosen.tobytes()
+
+
+@lru_cache(maxsize=64)
+def _index(num_values: int, step: int, device: torch.device) -> torch.Tensor:
+    stride = num_values // MOST_VALUES
+    stride -= stride > 1 and stride % 2 == 0  # odd, so that it meets all columns of a power of 2
+    start = step * STRIDE_OF_STEPS % stride
+    return torch.arange(MOST_VALUES, device=device) * stride + start
+
+
+def _has_stable_text(leaf: Any) -> bool:
+    """Whether equal values have equal texts on all ranks; other objects show their address."""
+    return isinstance(leaf, bool | int | float | complex | str | bytes | None)
