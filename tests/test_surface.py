@@ -224,6 +224,7 @@ ROOMS = [
     {"cluster"},
     {"blocks"},
     {"pipeline"},
+    {"host_links"},
     {"documents"},
     {"_core"},
     {"cost"},

@@ -21,9 +21,24 @@ from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.planning.planner.partition import best_partitions
 
-SIZES = {(24, 8): 100, (50, 16): 300, (100, 64): 1000, (200, 256): 3000, (200, 1024): 10000}
-"""(layers, devices) -> milliseconds allowed."""
+SIZES = {
+    (24, 8): {"hosts": 25, "random": 80},
+    (50, 16): {"hosts": 100, "random": 160},
+    (100, 64): {"hosts": 400, "random": 800},
+    (200, 256): {"hosts": 900, "random": 900},
+    (200, 1024): {"hosts": 3000, "random": 3000},
+    (200, 4096): {"hosts": 15000},
+    (200, 10000): {"hosts": 15000},
+    (1000, 64): {"hosts": 2000, "random": 2000},
+    (5000, 16): {"hosts": 3000, "random": 3000},
+}
+"""(layers, devices) -> milliseconds of processor time allowed, by the kind of links. A file holds
+more than 2,048 devices only as hosts."""
 MICROBATCHES = 16
+UNIFORM = {8: 40, 32: 90, 128: 200, 512: 1000, 2048: 5000}
+"""Devices behind one switch of 25 GB/s -> milliseconds allowed, with 1,920 microbatches."""
+UNIFORM_MODEL = Path(__file__).parents[3] / "shared" / "profiles" / "piper-bert32a100.model.json"
+UNIFORM_MICROBATCHES = 1920
 
 
 def make_model(num_layers: int, seed: int) -> pp.ModelProfile:
@@ -59,30 +74,71 @@ def make_cluster(num_devices: int, kind: str, seed: int) -> pp.Cluster:
 
 def measure(num_layers: int, num_devices: int, kind: str, planner: str, runs: int) -> dict:
     model, cluster = make_model(num_layers, 1), make_cluster(num_devices, kind, 1)
+    return measure_plan(model, cluster, MICROBATCHES, planner, runs)
+
+
+def measure_uniform(num_devices: int) -> dict:
+    switch = pp.HostGroup(devices=num_devices, bandwidth_gb_per_s=25)
+    cluster = pp.expand_hosts("switch", [switch])
+    return measure_plan(pp.read_model(UNIFORM_MODEL), cluster, UNIFORM_MICROBATCHES, "best", 3)
+
+
+def measure_plan(model, cluster, microbatches: int, planner: str, runs: int) -> dict:
+    """The median processor time of some runs; the first planning of a process is not counted."""
+    pp.plan(make_model(4, 1), make_cluster(4, "random", 1), 4, planner)
     seconds = []
     for _ in range(runs):
-        begin = time.perf_counter()
-        plan = pp.plan(model, cluster, MICROBATCHES, planner)
-        seconds.append(time.perf_counter() - begin)
+        begin = time.process_time()
+        plan = pp.plan(model, cluster, microbatches, planner)
+        seconds.append(time.process_time() - begin)
     gap = plan.bound.gap(plan.iteration_ms) if plan.bound else None
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "ms": statistics.median(seconds) * 1e3,
+        "iteration_ms": plan.iteration_ms,
         "gap": gap,
         "bound": plan.options.get("bound", ""),
         "peak_mb": peak_mb,
     }
 
 
-def measure_in_process(*arguments) -> dict:
+def measure_in_process(*arguments, function: str = "measure") -> dict:
     """Measured in a new process, so that the peak memory is that of this case alone."""
-    code = f"import run; print(run.measure{arguments!r})"
+    code = f"import run; print(run.{function}(*{arguments!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(done.stderr)
     return eval(done.stdout)  # noqa: S307 - our own output
+
+
+def row(case: tuple, allowed: int, best: dict, spp_ms: str) -> str:
+    cells = [
+        *case,
+        allowed,
+        f"{best['ms']:.0f}",
+        f"{best['iteration_ms']:.3f}",
+        f"{100 * best['gap']:.2f}",
+        best["bound"],
+        f"{best['peak_mb']:.0f}",
+        spp_ms,
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def uniform_lines(upto: int) -> list[str]:
+    """Equal devices behind one switch, with many microbatches; nothing without the profile."""
+    if not UNIFORM_MODEL.exists():
+        return []
+    lines = []
+    for num_devices, allowed in UNIFORM.items():
+        if num_devices > upto:
+            continue
+        best = measure_in_process(num_devices, function="measure_uniform")
+        lines.append(row(("bert32, M = 1920", num_devices, "one switch"), allowed, best, ""))
+        print(lines[-1], flush=True)
+    return lines
 
 
 def compare_with_naive(num_layers: int, num_devices: int) -> str:
@@ -103,26 +159,25 @@ def compare_with_naive(num_layers: int, num_devices: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="write results.md")
-    parser.add_argument("--upto", type=int, default=1024, help="devices")
+    parser.add_argument("--upto", type=int, default=10_000, help="devices")
     arguments = parser.parse_args()
     lines = [
-        "| layers | devices | links | allowed ms | best ms | gap % | bound | peak MB | spp ms |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| layers | devices | links | allowed ms | best ms | iteration ms | gap % | bound |"
+        " peak MB | spp ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (num_layers, num_devices), allowed in SIZES.items():
         if num_devices > arguments.upto:
             continue
-        for kind in ("hosts", "random"):
-            runs = 5 if num_devices <= 64 else 1
+        for kind in allowed:
+            runs = 5 if num_layers * num_devices <= 6400 else 1
             best = measure_in_process(num_layers, num_devices, kind, "best", runs)
             spp_ms = ""
-            if num_devices <= 64:
+            if num_layers * num_devices <= 6400:
                 spp_ms = f"{measure_in_process(num_layers, num_devices, kind, 'spp', 3)['ms']:.0f}"
-            lines.append(
-                f"| {num_layers} | {num_devices} | {kind} | {allowed} | {best['ms']:.0f} |"
-                f" {100 * best['gap']:.2f} | {best['bound']} | {best['peak_mb']:.0f} | {spp_ms} |"
-            )
+            lines.append(row((num_layers, num_devices, kind), allowed[kind], best, spp_ms))
             print(lines[-1], flush=True)
+    lines += uniform_lines(arguments.upto)
     lines += [
         "",
         "The paper's partition (PRM), all stage counts: our kernel against the recursion as",

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeplan.cost import CostModel, Floats, PipelineCosts
+from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
-from pipeplan.pipeline import BoundScope, Plan, Prediction, Stage
+from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
 from pipeplan.plain_replay import block_name, replay
 
 __all__ = [
@@ -27,13 +28,11 @@ __all__ = [
 
 MAX_MESSAGES = 200
 RELATIVE_TOLERANCE = 1e-6
-# How much a figure may differ besides: times by an instant, memory by a thousandth of a byte.
-INSTANT_MS = 1e-9
+INSTANT_MS = 1e-9  # How much a time may differ besides, and memory: a thousandth of a byte.
 MEMORY_ROUNDING_GB = 1e-12
 BUBBLE_ROUNDING = 1e-6
 SHARE_SUM_TOLERANCE = 1e-9
-PE_WARM_UP = 4
-"""PE's guarantee is (M + 4(S - 1)) rounds of the bottleneck."""
+PE_WARM_UP = 4  # PE's guarantee is (M + 4(S - 1)) rounds of the bottleneck
 
 # What FORMATS allows for each quantity beside 0.
 TIMES_MS = (1e-6, 1e12)
@@ -46,6 +45,7 @@ SHARES = (1e-6, 1.0)
 OPTIMIZER_FACTORS = (0.0, 1e3)
 MAX_MICROBATCHES = 65_536
 MAX_COUNT = 10**9
+Matrix = Iterable[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +100,12 @@ def _first_few(messages: Iterable[str]) -> list[str]:
 
 
 def _find_structural_errors(plan: Plan) -> Iterator[str]:
-    bandwidth_DD = np.array(plan.cluster.bandwidth_gb_per_s, dtype=np.float64)
     wrong = False
-    for message in chain(
-        _check_stages(plan), _check_shares(plan), _check_numbers(plan, bandwidth_DD)
-    ):
+    for message in chain(_check_stages(plan), _check_shares(plan), _check_numbers(plan)):
         wrong = True
         yield message
     if not wrong:
-        yield from _check_links(plan, bandwidth_DD)
+        yield from _check_links(plan)
     yield from _check_schedule(plan)
 
 
@@ -159,7 +156,7 @@ def _check_shares(plan: Plan) -> Iterator[str]:
             yield f"{path}: sum to {math.fsum(stage.shares):.12g}, not to 1"
 
 
-def _check_numbers(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
+def _check_numbers(plan: Plan) -> Iterator[str]:
     """Numbers beyond the format's limits, which could overflow or come to nothing."""
     model, cluster = plan.model, plan.cluster
     for index, layer in enumerate(model.layers):
@@ -183,10 +180,10 @@ def _check_numbers(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
             yield from _outside(
                 f"cluster.devices[{index}].memory_gb", device.memory_gb, MEMORIES_GB
             )
-    yield from _outside_DD("cluster.bandwidth_gb_per_s", bandwidth_DD, BANDWIDTHS_GB_PER_S)
+    rows = cluster.bandwidth_gb_per_s
+    yield from _outside_DD("cluster.bandwidth_gb_per_s", rows, BANDWIDTHS_GB_PER_S)
     if isinstance(cluster.latency_us, tuple):
-        latency_DD = np.array(cluster.latency_us, dtype=np.float64)
-        yield from _outside_DD("cluster.latency_us", latency_DD, LATENCIES_US)
+        yield from _outside_DD("cluster.latency_us", cluster.latency_us, LATENCIES_US)
     else:
         yield from _outside("cluster.latency_us", cluster.latency_us, LATENCIES_US)
 
@@ -196,32 +193,48 @@ def _outside(path: str, number: float, limits: tuple[float, float]) -> Iterator[
         yield f"{path}: {number:g} is neither 0 nor within {limits[0]:g}..{limits[1]:g}"
 
 
-def _outside_DD(path: str, numbers_DD: Floats, limits: tuple[float, float]) -> Iterator[str]:
+def _outside_DD(path: str, rows: Matrix, limits: tuple[float, float]) -> Iterator[str]:
     """The same for each pair of devices, row by row; the diagonal is ignored."""
-    for row, numbers in enumerate(numbers_DD):
+    before = None
+    for row, given in enumerate(rows):
+        if given is before:
+            continue  # devices of a host share a row
+        numbers = np.array(given, dtype=np.float64)
         inside = (numbers == 0) | ((limits[0] <= numbers) & (numbers <= limits[1]))
         for column in np.flatnonzero(~inside).tolist():
             if row != column:
                 yield from _outside(f"{path}[{row}][{column}]", float(numbers[column]), limits)
+        before = given if inside.all() else None
 
 
-def _check_links(plan: Plan, bandwidth_DD: Floats) -> Iterator[str]:
+def _check_links(plan: Plan) -> Iterator[str]:
     """Devices of one stage, and of neighbouring stages, need paths in both directions."""
     names = [device.name for device in plan.cluster.devices]
-    path_DD = bandwidth_DD > 0
+    row_D, paths = _paths(plan.cluster.bandwidth_gb_per_s)
     for index, stage in enumerate(plan.stages):
         behind = plan.stages[index + 1].devices if index + 1 < len(plan.stages) else ()
         others = np.array([*stage.devices, *behind], dtype=np.intp)
         for position, u in enumerate(stage.devices):
             rest = others[position + 1 :]
-            has_both_ways = path_DD[u, rest] & path_DD[rest, u]
+            has_both_ways = paths[row_D[u], rest] & paths[row_D[rest], u]
             for v in rest[~has_both_ways].tolist():
                 for sender, receiver in ((u, v), (v, u)):
-                    if not path_DD[sender, receiver]:
+                    if not paths[row_D[sender], receiver]:
                         yield (
                             f"stages[{index}].devices: needs a path from {names[sender]!r}"
                             f" to {names[receiver]!r}, but the cluster has none"
                         )
+
+
+def _paths(bandwidth: Matrix) -> tuple[Codes, NDArray[np.bool_]]:
+    """For each device its row, and in which columns the row has a path; shared rows once."""
+    paths, row_D, before = [], [], None
+    for row in bandwidth:
+        if row is not before:
+            before = row
+            paths.append(np.array(row) > 0)
+        row_D.append(len(paths) - 1)
+    return np.array(row_D), np.stack(paths)
 
 
 def _check_schedule(plan: Plan) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pipeplan.validation import (
     COUNT,
     LATENCY_US,
     MAX_DEVICES,
+    MAX_LISTED_DEVICES,
     MEMORY_GB,
     SPEED,
     Limits,
@@ -24,10 +26,87 @@ from pipeplan.validation import (
     require_text,
 )
 
-__all__ = ["CLUSTER_FORMAT", "Cluster", "Device", "Duplex", "HostGroup", "Matrix", "expand_hosts"]
+__all__ = [
+    "CLUSTER_FORMAT",
+    "Cluster",
+    "Device",
+    "Duplex",
+    "HostGroup",
+    "HostMatrix",
+    "Matrix",
+    "expand_hosts",
+]
 
 Matrix = tuple[tuple[float, ...], ...]
 """One number for each ordered pair of devices: row = sender, column = receiver."""
+
+
+class HostMatrix(Sequence[tuple[float, ...]]):
+    """The matrix of a cluster of hosts: one number inside each host, one between all hosts.
+
+    It looks like a tuple of rows, but makes a row only when asked. So 10,000 devices take no more
+    room than their list. Devices of a host share one row, and so do all lone devices: the diagonal
+    is ignored, so a lone device needs no row of its own.
+    """
+
+    def __init__(self, sizes: Sequence[int], inside: Sequence[float], between: float) -> None:
+        self.between = float(between)
+        """Between devices of different hosts."""
+        self.inside_H = np.array(inside, dtype=np.float64)
+        """Inside each host; between hosts for a lone device."""
+        self.host_of_D = np.repeat(np.arange(len(sizes)), sizes)
+        self._start_H = [0, *np.cumsum(sizes).tolist()]
+        self._last: tuple[int, tuple[float, ...]] = (-1, ())
+
+    def __len__(self) -> int:
+        return len(self.host_of_D)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[float, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[float, ...], ...]: ...
+    def __getitem__(self, index: int | slice) -> tuple[float, ...] | tuple[tuple[float, ...], ...]:
+        if isinstance(index, slice):
+            return tuple(self[row] for row in range(*index.indices(len(self))))
+        return self._row_of_host(int(self.host_of_D[index]))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, HostMatrix):
+            return (
+                self.between == other.between
+                and self._start_H == other._start_H
+                and bool((self.inside_H == other.inside_H).all())
+            )
+        if not isinstance(other, tuple | list) or len(other) != len(self):
+            return False
+        return all(mine == tuple(theirs) for mine, theirs in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"HostMatrix({len(self.inside_H)} hosts, {len(self)} devices)"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        same_host = self.host_of_D[:, None] == self.host_of_D[None, :]
+        full = np.where(same_host, self.inside_H[self.host_of_D][:, None], self.between)
+        return full if dtype is None else full.astype(dtype, copy=False)
+
+    @cached_property
+    def is_connected(self) -> bool:
+        """Whether every two devices have a path."""
+        return bool(self.inside_H.min() > 0) and (len(self.inside_H) == 1 or self.between > 0)
+
+    def _row_of_host(self, host: int) -> tuple[float, ...]:
+        start, end = self._start_H[host], self._start_H[host + 1]
+        key = host if end - start > 1 else -2  # all lone devices share a row
+        if self._last[0] != key:
+            row = [self.between] * len(self)
+            if end - start > 1:
+                row[start:end] = [float(self.inside_H[host])] * (end - start)
+            self._last = (key, tuple(row))
+        return self._last[1]
+
 
 CLUSTER_FORMAT = "pipeplan.cluster/1"
 """What a cluster's file says under `format`."""
@@ -95,7 +174,7 @@ class Cluster:
 
     name: str
     devices: tuple[Device, ...]
-    bandwidth_gb_per_s: Matrix
+    bandwidth_gb_per_s: Matrix | HostMatrix
     """0 = no path; the diagonal is ignored; need not be symmetric."""
     latency_us: float | Matrix = 0.0
     duplex: Duplex = Duplex.FULL
@@ -108,7 +187,7 @@ class Cluster:
         object.__setattr__(self, "duplex", duplex)
         if not self.devices:
             raise ClusterError("devices: is empty; a cluster has at least one device")
-        _require_device_count(len(self.devices))
+        _require_device_count(len(self.devices), self.bandwidth_gb_per_s)
         first_with: dict[str, int] = {}
         for index, device in enumerate(self.devices):
             first = first_with.setdefault(device.name, index)
@@ -145,7 +224,7 @@ def expand_hosts(
     """
     if not hosts:
         raise ClusterError("hosts: is empty; a cluster has at least one host")
-    _require_device_count(sum(group.count * group.devices for group in hosts))
+    _require_device_count(sum(group.count * group.devices for group in hosts), None)
     each_host = [group for group in hosts for _ in range(group.count)]
     if between_hosts_gb_per_s is not None:
         require_number(
@@ -181,22 +260,15 @@ def expand_hosts(
     return cluster
 
 
-def _bandwidth_of_hosts(each_host: Sequence[HostGroup], between_gb_per_s: float) -> Matrix:
-    """The matrix of hosts; devices of one host share one row, and so do all lone devices.
-
-    The diagonal is ignored, so a lone device needs no row of its own. Sharing keeps thousands of
-    devices at a few megabytes.
-    """
-    num_devices = sum(group.devices for group in each_host)
-    common = (between_gb_per_s,) * num_devices
-    rows: list[tuple[float, ...]] = []
-    for group in each_host:
-        row = common
-        if group.devices > 1:
-            inside = (group.bandwidth_gb_per_s or 0.0,) * group.devices
-            row = (*common[: len(rows)], *inside, *common[len(rows) + group.devices :])
-        rows += [row] * group.devices
-    return tuple(rows)
+def _bandwidth_of_hosts(each_host: Sequence[HostGroup], between_gb_per_s: float) -> HostMatrix:
+    return HostMatrix(
+        sizes=[group.devices for group in each_host],
+        inside=[
+            (group.bandwidth_gb_per_s or 0.0) if group.devices > 1 else between_gb_per_s
+            for group in each_host
+        ],
+        between=between_gb_per_s,
+    )
 
 
 def _given_fields(group: HostGroup) -> dict[str, Any]:
@@ -208,20 +280,31 @@ def _given_fields(group: HostGroup) -> dict[str, Any]:
     }
 
 
-def _require_device_count(num_devices: int) -> None:
+def _require_device_count(num_devices: int, matrix: Matrix | HostMatrix | None) -> None:
     if num_devices > MAX_DEVICES:
         raise ClusterError(
             f"devices: {number_text(num_devices)} are more than the {MAX_DEVICES} supported"
         )
+    if num_devices > MAX_LISTED_DEVICES and isinstance(matrix, tuple | list):
+        raise ClusterError(
+            f"devices: {num_devices} are more than the {MAX_LISTED_DEVICES} supported with a full"
+            " matrix; give the cluster in shorthand `hosts`"
+        )
 
 
-def _require_matrix(name: str, matrix: Matrix, num_devices: int, limits: Limits) -> None:
+def _require_matrix(
+    name: str, matrix: Matrix | HostMatrix, num_devices: int, limits: Limits
+) -> None:
     """Refuse a matrix of another shape, or with a number outside its limits.
 
     The diagonal is ignored: there, any number that is finite as a float will do.
     """
     if len(matrix) != num_devices:
         raise ClusterError(f"{name}: has {len(matrix)} rows for {num_devices} devices")
+    if isinstance(matrix, HostMatrix):
+        for number in {matrix.between, *matrix.inside_H.tolist()}:
+            require_number(ClusterError, name, number, limits)
+        return
     checked: set[int] = set()  # rows may be shared
     for row, numbers in enumerate(matrix):
         if id(numbers) in checked:

@@ -6,6 +6,7 @@ uneven shares, recomputation, latency, asymmetric links, devices of different sp
 Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighbouring stages.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,19 @@ from numpy.typing import NDArray
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Duplex
 from pipeplan.errors import PlanFileError
+from pipeplan.host_links import MAX_FULL_DEVICES, large_host_links, slowest_gb_per_s, slowest_pairs
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["BYTES_IN_GB", "CostModel", "Floats", "PipelineCosts", "median", "prefix_sums"]
+__all__ = [
+    "BYTES_IN_GB",
+    "BYTES_PER_MS_IN_GB_PER_S",
+    "CostModel",
+    "Floats",
+    "PipelineCosts",
+    "median",
+    "prefix_sums",
+]
 
 Floats = NDArray[np.float64]
 
@@ -83,10 +93,22 @@ class CostModel:
     def __init__(
         self, model: ModelProfile, cluster: Cluster, *, max_replicas: int | None = None
     ) -> None:
-        self.model = model
         self.cluster = cluster
         self.max_replicas = max_replicas or cluster.num_devices
         """The most devices that a planner may give to one stage."""
+        self._take_layers(model)
+        self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
+        self.host_links = large_host_links(cluster)
+        """The links of a large cluster of hosts; None where there are full matrices."""
+        self._bytes_per_ms_DD: Floats | None = None
+        self._latency_ms = np.array(cluster.latency_us, dtype=np.float64)
+        if self._latency_ms.ndim == 2:
+            np.fill_diagonal(self._latency_ms, 0.0)
+        self._latency_ms *= MS_IN_US
+        self.half_duplex = cluster.duplex is Duplex.HALF
+
+    def _take_layers(self, model: ModelProfile) -> None:
+        self.model = model
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -100,17 +122,46 @@ class CostModel:
         self.activation_bytes_L = np.array(
             [layer.activation_bytes for layer in layers], dtype=np.float64
         )
-        self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
-        # In place, because a matrix of 4,096 devices takes 134 MB.
-        self.bytes_per_ms_DD = np.array(cluster.bandwidth_gb_per_s, dtype=np.float64)
-        np.fill_diagonal(self.bytes_per_ms_DD, 0.0)  # ignored, so it may hold any number
-        self.bytes_per_ms_DD *= BYTES_PER_MS_IN_GB_PER_S
-        latency_ms = np.array(cluster.latency_us, dtype=np.float64)
-        if latency_ms.ndim == 2:
-            np.fill_diagonal(latency_ms, 0.0)
-        latency_ms *= MS_IN_US
-        self.latency_ms_DD = np.broadcast_to(latency_ms, self.bytes_per_ms_DD.shape)
-        self.half_duplex = cluster.duplex is Duplex.HALF
+
+    def with_model(self, model: ModelProfile) -> "CostModel":
+        """The costs of another model on the same cluster, with the same arrays for its links."""
+        other = copy.copy(self)
+        other._take_layers(model)
+        return other
+
+    def with_layers(self, instance: _core.Instance) -> _core.Instance:
+        """An instance of the same cluster, with the layers of this model."""
+        return instance.with_layers(
+            forward_ms=self.forward_ms_L,
+            backward_ms=self.backward_ms_L,
+            output_bytes=self.output_bytes_L,
+            gradient_bytes=self.gradient_bytes_L,
+            parameter_bytes=self.parameter_bytes_L,
+        )
+
+    @property
+    def bytes_per_ms_DD(self) -> Floats:
+        """All rates as a matrix; on a large cluster of hosts it is made when first asked for."""
+        if self._bytes_per_ms_DD is None:
+            # In place, because a matrix of 4,096 devices takes 134 MB.
+            rates = np.array(self.cluster.bandwidth_gb_per_s, dtype=np.float64)
+            np.fill_diagonal(rates, 0.0)  # ignored, so it may hold any number
+            rates *= BYTES_PER_MS_IN_GB_PER_S
+            self._bytes_per_ms_DD = rates
+        return self._bytes_per_ms_DD
+
+    @property
+    def latency_ms_DD(self) -> Floats:
+        """All latencies as a matrix; of one number if all are alike."""
+        num_devices = len(self.speed_D)
+        return np.broadcast_to(self._latency_ms, (num_devices, num_devices))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether every two devices have paths in both directions."""
+        if self.host_links is not None:
+            return self.host_links.is_connected
+        return bool(self.connected_DD().all())
 
     def connected_DD(self) -> NDArray[np.bool_]:
         """Whether two devices have paths in both directions; a device has one to itself."""
@@ -119,8 +170,31 @@ class CostModel:
         np.fill_diagonal(connected, True)
         return connected
 
+    def rates_between(self, senders: Sequence[int], receivers: Sequence[int]) -> Floats:
+        """A copy of the rates from some devices to others; of a device to itself any number."""
+        if self.host_links is None:
+            return self.bytes_per_ms_DD[np.ix_(senders, receivers)]
+        from_D, to_D = (
+            self.host_links.host_of_D[list(devices)] for devices in (senders, receivers)
+        )
+        rates: Floats = np.where(
+            from_D[:, None] == to_D[None, :],
+            self.host_links.inside_H[from_D][:, None],
+            self.host_links.between,
+        )
+        return rates * BYTES_PER_MS_IN_GB_PER_S
+
     def kernel_instance(self, num_microbatches: int) -> _core.Instance:
         """The model and the cluster as planning kernels read them."""
+        hosts = self.host_links
+        if hosts is None:
+            bytes_per_ms, host_of, inside = self.bytes_per_ms_DD, [], []
+        else:
+            bytes_per_ms = np.full((1, 1), hosts.between * BYTES_PER_MS_IN_GB_PER_S)
+            host_of = hosts.host_of_D.tolist()
+            inside = (hosts.inside_H * BYTES_PER_MS_IN_GB_PER_S).tolist()
+        is_full = self._latency_ms.ndim == 2 or len(self.speed_D) <= MAX_FULL_DEVICES
+        latency_ms = self.latency_ms_DD if is_full else self._latency_ms.reshape(1, 1)
         return _core.Instance(
             forward_ms=self.forward_ms_L,
             backward_ms=self.backward_ms_L,
@@ -128,12 +202,14 @@ class CostModel:
             gradient_bytes=self.gradient_bytes_L,
             parameter_bytes=self.parameter_bytes_L,
             speed=self.speed_D,
-            bytes_per_ms=self.bytes_per_ms_DD,
-            latency_ms=np.ascontiguousarray(self.latency_ms_DD),
+            bytes_per_ms=bytes_per_ms,
+            latency_ms=np.ascontiguousarray(latency_ms),
             half_duplex=self.half_duplex,
             num_microbatches=num_microbatches,
             microbatch_size=self.model.microbatch_size,
             max_replicas=self.max_replicas,
+            host_of=host_of,
+            inside_bytes_per_ms=inside,
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
@@ -212,12 +288,16 @@ class CostModel:
 
     def _slowest_link(self, devices: Sequence[int]) -> tuple[float, float]:
         """The least rate and the largest latency between any two of these devices."""
+        if self.host_links is not None:
+            slowest = slowest_gb_per_s(self.host_links, devices) * BYTES_PER_MS_IN_GB_PER_S
+            if slowest > 0:
+                return slowest, float(self._latency_ms)
         if len(devices) ** 2 <= FEW_PAIRS:
             rate, latency_ms = self.bytes_per_ms_DD.item, self.latency_ms_DD.item
             slowest = min(rate(u, v) for u in devices for v in devices if u != v)
             if slowest > 0:
                 return slowest, max(latency_ms(u, v) for u in devices for v in devices if u != v)
-        rates = self._between(self.bytes_per_ms_DD, devices, devices)
+        rates = self.rates_between(devices, devices)
         np.fill_diagonal(rates, np.inf)
         slowest = float(rates.min())
         if not slowest > 0:
@@ -228,13 +308,21 @@ class CostModel:
         return slowest, float(latencies_ms.max())
 
     def _transfer_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
-        if sender.num_replicas * receiver.num_replicas <= FEW_PAIRS:
+        if self.host_links is not None:
+            pairs = slowest_pairs(self.host_links, sender, receiver)
+            if all(gb_per_s > 0 for _, gb_per_s in pairs):
+                return max(
+                    float(self._latency_ms)
+                    + parts * num_bytes / (gb_per_s * BYTES_PER_MS_IN_GB_PER_S)
+                    for parts, gb_per_s in pairs
+                )
+        elif sender.num_replicas * receiver.num_replicas <= FEW_PAIRS:
             few_ms = self._transfer_of_few_ms(num_bytes, sender, receiver)
             if few_ms is not None:
                 return few_ms
-        rates = self._between(self.bytes_per_ms_DD, sender.devices, receiver.devices)
+        rates = self.rates_between(sender.devices, receiver.devices)
         # A transfer flows in one direction, but its counterpart in the backward needs the way back.
-        back = self._between(self.bytes_per_ms_DD, receiver.devices, sender.devices).T
+        back = self.rates_between(receiver.devices, sender.devices).T
         if not (rates.min() > 0 and back.min() > 0):
             raise self._no_path(np.minimum(rates, back), sender.devices, receiver.devices)
         latency_ms = self._between(self.latency_ms_DD, sender.devices, receiver.devices)

@@ -20,6 +20,7 @@ __all__ = [
     "MAX_BLOCKS",
     "MAX_DEVICES",
     "MAX_LAYERS",
+    "MAX_LISTED_DEVICES",
     "MEMORY_GB",
     "MICROBATCHES",
     "NUM_BYTES",
@@ -68,7 +69,9 @@ SEED = Limits(noun="a seed", least=0, most=2**64 - 1)
 
 THREADS = Limits(noun="their number", least=1, most=1024, may_be_zero=False)
 
-MAX_DEVICES = 4096
+MAX_DEVICES = 10_000
+"""In shorthand; with a matrix for all pairs up to `MAX_LISTED_DEVICES`."""
+MAX_LISTED_DEVICES = 4096
 MAX_LAYERS = 100_000
 MAX_BLOCKS = 10_000_000
 """Of a plan's whole schedule; more than this would be a file of over 100 MB."""

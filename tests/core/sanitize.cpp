@@ -42,13 +42,14 @@ class Problem {
         const std::size_t L = 1 + below(9), V = 1 + below(7);
         LayerCosts layers{numbers(L, 1), numbers(L, 2), numbers(L, 1e6), numbers(L, 1e6),
                           numbers(L, 1e6)};
-        DeviceLinks links{std::vector<double>(V), numbers(V * V, 1e6), numbers(V * V, 0.1)};
-        for (double& speed : links.speed) speed = 1 + below(3);
-        if (below(3) == 0) {  // equal devices with equal links
-            std::fill(links.speed.begin(), links.speed.end(), 1.0);
-            std::fill(links.bytes_per_ms.begin(), links.bytes_per_ms.end(), 1e6);
-            std::fill(links.latency_ms.begin(), links.latency_ms.end(), 0.0);
+        const int devices = static_cast<int>(V);
+        std::vector<double> speeds(V, 1.0), rates(V * V, 1e6), latencies(V * V, 0.0);
+        if (below(3) > 0) {  // else equal devices with equal links
+            for (double& speed : speeds) speed = 1 + below(3);
+            rates = numbers(V * V, 1e6), latencies = numbers(V * V, 0.1);
         }
+        DeviceLinks links{speeds, Pairs(rates, devices, "rates"),
+                          Pairs(latencies, devices, "latencies")};
         return Instance(layers, links, below(2) == 0, 1 + below(12), 1 + below(9),
                         1 + below(static_cast<int>(V)));
     }
@@ -76,7 +77,9 @@ void plan_everything(const Instance& in, unsigned seed, int num_threads, double&
     Pool pool(num_threads, control);
     const std::vector<int> sizes = all_sizes(in);
     bound_ms = relaxed_bound(in, sizes, 5, {8, kInfinity, 0}, pool, control);
-    const Candidates on_order = plan_on_order(in, sizes, {4, kInfinity, 5}, pool, control);
+    const Candidates on_order = plan_on_order(in, sizes, 1, {4, kInfinity, 5}, pool, control);
+    const std::vector<int> pairs(sizes.begin(), sizes.begin() + (sizes.size() + 1) / 2);
+    plan_on_order(in, pairs, 2, {4, kInfinity, 5}, pool, control);
     const Candidates on_sets =
         plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, pool, control);
     require(bound_ms <= on_sets.least_ms * (1 + 1e-9), "the relaxed bound is above the exact one");
@@ -101,7 +104,7 @@ void run_problem(unsigned seed) {
     plan_everything(in, seed, 3, same_bound_ms, same_best_ms);
     require(bound_ms == same_bound_ms && best_ms == same_best_ms, "threads change the result");
     Control control;
-    if (in.num_devices > 1) min_cut(problem.numbers(in.bytes_per_ms.size(), 1).data(),
+    if (in.num_devices > 1) min_cut(problem.numbers(in.bytes_per_ms.table().size(), 1).data(),
                                     in.num_devices, control);
     const std::size_t row = in.num_layers + 1;
     const std::vector<double> times = problem.numbers(2 * row * row, 1);
@@ -126,7 +129,7 @@ void stop_early() {
     Control late(0.0);
     Pool late_pool(3, late);
     try {
-        plan_on_order(in, all_sizes(in), {4, kInfinity, 5}, late_pool, late);
+        plan_on_order(in, all_sizes(in), 1, {4, kInfinity, 5}, late_pool, late);
         require(false, "a deadline was ignored");
     } catch (const DeadlinePassed&) {
     }

@@ -105,7 +105,7 @@ def test_schedules_beyond_the_limits_are_refused_unread(tmp_path):
         files.read_plan(path)
     orders = ",".join(['["F0"]'] * (MAX_DEVICES + 1))
     path.write_text(text.replace('"here"', f"[{orders}]"))
-    with pytest.raises(PlanFileError, match="schedule: has more than 4,096 orders"):
+    with pytest.raises(PlanFileError, match="schedule: has more than 10,000 orders"):
         files.read_plan(path)
 
 
@@ -205,8 +205,9 @@ def test_the_largest_model_is_written_and_read(tmp_path):
 def test_the_largest_clusters_are_written_in_shorthand(tmp_path, count, devices):
     group = HostGroup(count=count, devices=devices, bandwidth_gb_per_s=100.0, speed=2.0)
     cluster = expand_hosts("large", [group], between_hosts_gb_per_s=1.25, latency_us=5.0)
-    rows = {id(row) for row in cluster.bandwidth_gb_per_s}
-    assert len(rows) == (count if devices > 1 else 1)
+    rows = list(cluster.bandwidth_gb_per_s[: min(4096, 8 * devices)])
+    hosts = min(4096, 8 * devices) // devices
+    assert len({id(row) for row in rows}) == (hosts if devices > 1 else 1)
     files.write_cluster(cluster, tmp_path / "c.json")
     assert (tmp_path / "c.json").stat().st_size < 1000
     assert files.read_cluster(tmp_path / "c.json") == cluster

@@ -42,9 +42,28 @@ class Instance:
         num_microbatches: int,
         microbatch_size: int,
         max_replicas: int,
-    ) -> None: ...
+        host_of: Sequence[int] = ...,
+        inside_bytes_per_ms: Sequence[float] = ...,
+    ) -> None:
+        """Links are full matrices, or one number each.
+
+        Where `host_of` has the host of each device, the rates inside the hosts are apart.
+        """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
+    def with_layers(
+        self,
+        *,
+        forward_ms: Floats,
+        backward_ms: Floats,
+        output_bytes: Floats,
+        gradient_bytes: Floats,
+        parameter_bytes: Floats,
+    ) -> Instance:
+        """Another model on the same devices."""
+    @property
+    def has_equal_devices(self) -> bool:
+        """Whether all devices have one speed and all links one rate and one latency."""
     @property
     def num_layers(self) -> int: ...
     @property
@@ -90,7 +109,10 @@ def plan_on_order(
     num_best: int,
     num_threads: int,
     deadline: float = ...,
-) -> tuple[float, list[PlacedPlan]]: ...
+    unit: int = 1,
+) -> tuple[float, list[PlacedPlan]]:
+    """The least bound and the best plans; stages take whole units of so many devices."""
+
 def plan_on_sets(
     instance: Instance,
     class_of: Sequence[int],
@@ -113,6 +135,11 @@ def relaxed_bound(
 
 def rule_times(instance: Instance, plan: PlacedPlan, worth_ms: float) -> list[float]:
     """The time under each schedule of the portfolio; [] if a path is missing."""
+
+def judge_plan(
+    instance: Instance, plan: PlacedPlan, best_ms: float, worth_ms: float, deadline: float = ...
+) -> tuple[float, list[float]]:
+    """A time to rank a plan by, and its times under the schedules that were simulated in full."""
 
 def local_search(
     instance: Instance,

@@ -107,7 +107,7 @@ class BestLinks {
   public:
     BestLinks(const Instance& in, std::size_t max_levels, Control& control)
         : control_(control), V_(in.num_devices), max_levels_(max_levels),
-          rate_(in.bytes_per_ms.size(), 0.0), ring_rate_(V_ + 1, 0.0),
+          rate_(in.bytes_per_ms.table().size(), 0.0), ring_rate_(V_ + 1, 0.0),
           star_rates_(2) {
         for (int u = 0; u < V_; ++u)
             for (int v = 0; v < V_; ++v)  // a link without a way back is no link

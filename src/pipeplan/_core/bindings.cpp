@@ -86,15 +86,35 @@ void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vecto
 void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
                         Vector gradient_bytes, Vector parameter_bytes, Vector speed,
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
-                        int num_microbatches, int microbatch_size, int max_replicas) {
+                        int num_microbatches, int microbatch_size, int max_replicas,
+                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes)};
     const std::size_t V = speed.shape(0);
-    for (const Matrix* matrix : {&bytes_per_ms, &latency_ms})
-        require(matrix->shape(0) == V && matrix->shape(1) == V, "links: a row and a column a device");
-    DeviceLinks links{to_vector(speed), to_vector(bytes_per_ms), to_vector(latency_ms)};
+    require(V <= 32766, "devices: are more than 32766");
+    const std::vector<int> one_host(V, 0);
+    // A full matrix, or the number between hosts; without hosts one number for all.
+    const auto pairs = [&](const Matrix& matrix, const std::vector<int>& hosts,
+                           std::vector<double> inside, const char* name) {
+        if (hosts.empty() && matrix.shape(0) == V && matrix.shape(1) == V)
+            return Pairs(to_vector(matrix), static_cast<int>(V), name);
+        require(matrix.size() == 1, "links: a row and a column a device, or one number");
+        const double number = *matrix.data();
+        if (hosts.empty()) return Pairs(one_host, {number}, number, name);
+        require(hosts.size() == V, "host_of: one for each device");
+        return Pairs(hosts, std::move(inside), number, name);
+    };
+    DeviceLinks links{to_vector(speed),
+                      pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
+                      pairs(latency_ms, {}, {}, "latency_ms")};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
                         microbatch_size, max_replicas);
+}
+
+Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
+                        Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes) {
+    return instance.with_layers({to_vector(forward), to_vector(backward), to_vector(output_bytes),
+                                 to_vector(gradient_bytes), to_vector(parameter_bytes)});
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
@@ -189,6 +209,11 @@ std::vector<int> rising_sizes(const Instance& instance, const Ints& sizes) {
     return result;
 }
 
+// Kernels that read links by index.
+void require_full_links(const Instance& instance) {
+    require(instance.has_full_links(), "instance: this kernel needs links as full matrices");
+}
+
 DpLimits dp_limits(int capacity, double limit_ms, int num_best) {
     require(capacity >= 1 && capacity <= 16, "capacity: is not within 1..16");
     require_not_nan(limit_ms, "limit_ms: is not a number");
@@ -218,18 +243,21 @@ nb::tuple candidates_to_python(Candidates&& found) {
 }
 
 nb::tuple py_plan_on_order(const Instance& instance, Ints sizes, int capacity, double limit_ms,
-                           int num_best, int num_threads, double deadline) {
+                           int num_best, int num_threads, double deadline, int unit) {
+    require(unit >= 1 && unit <= instance.num_devices, "unit: is not within 1 and the devices");
     const std::vector<int> allowed = rising_sizes(instance, sizes);
+    require(allowed.back() <= (instance.num_devices + unit - 1) / unit, "sizes: are too large");
     const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
     return candidates_to_python(
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            return plan_on_order(instance, allowed, limits, pool, control);
+            return plan_on_order(instance, allowed, unit, limits, pool, control);
         }));
 }
 
 nb::tuple py_plan_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
                           double limit_ms, int num_best, int num_threads, double deadline) {
     const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
+    require_full_links(instance);
     return candidates_to_python(
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
             return plan_on_sets(instance, class_of, limits, pool, control);
@@ -242,6 +270,7 @@ double py_relaxed_bound(const Instance& instance, Ints buckets, int capacity, do
     const std::vector<int> largest = rising_sizes(instance, buckets);
     require(largest.back() == instance.num_devices, "buckets: end before the number of devices");
     const DpLimits limits = dp_limits(capacity, limit_ms, 0);
+    require_full_links(instance);
     return run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
         return relaxed_bound(instance, largest, max_levels, limits, pool, control);
     });
@@ -253,6 +282,15 @@ std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& pl
     return run_kernel(kInfinity, [&](Control& control) {
         return rule_times(instance, plan, worth_ms, control);
     });
+}
+
+nb::tuple py_judge_plan(const Instance& instance, const PlacedPlan& plan, double best_ms,
+                        double worth_ms, double deadline) {
+    require(plan.fits(instance), "plan: was made for another instance");
+    const Judgement found = run_kernel(deadline, [&](Control& control) {
+        return judge_plan(instance, plan, best_ms, worth_ms, control);
+    });
+    return nb::make_tuple(found.rank_ms, nb::cast(found.times_ms));
 }
 
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
@@ -288,8 +326,12 @@ NB_MODULE(_kernels, m) {
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
-             "microbatch_size"_a, "max_replicas"_a)
+             "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
+             "inside_bytes_per_ms"_a = std::vector<double>())
         .def("on_devices", &Instance::on_devices, "order"_a)
+        .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
+             "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a)
+        .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 
@@ -309,12 +351,14 @@ NB_MODULE(_kernels, m) {
     m.def("partition", &py_partition, "instance"_a, "max_stages"_a, "limit_ms"_a, "num_threads"_a,
           "deadline"_a = never);
     m.def("plan_on_order", &py_plan_on_order, "instance"_a, "sizes"_a, "capacity"_a, "limit_ms"_a,
-          "num_best"_a, "num_threads"_a, "deadline"_a = never);
+          "num_best"_a, "num_threads"_a, "deadline"_a = never, "unit"_a = 1);
     m.def("plan_on_sets", &py_plan_on_sets, "instance"_a, "class_of"_a, "capacity"_a, "limit_ms"_a,
           "num_best"_a, "num_threads"_a, "deadline"_a = never);
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
+    m.def("judge_plan", &py_judge_plan, "instance"_a, "plan"_a, "best_ms"_a, "worth_ms"_a,
+          "deadline"_a = never);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
           "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity);
 }

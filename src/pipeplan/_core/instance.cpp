@@ -38,13 +38,6 @@ int checked_count(std::size_t count, int most, const char* name) {
     return static_cast<int>(count);
 }
 
-// Devices have no link to themselves, so the diagonal is ignored.
-std::vector<double> without_diagonal(std::vector<double> values, std::size_t size) {
-    if (values.size() == size * size)
-        for (std::size_t u = 0; u < size; ++u) values[u * size + u] = 0.0;
-    return values;
-}
-
 }  // namespace
 
 std::vector<double> prefix_sums(const std::vector<double>& values) {
@@ -68,6 +61,81 @@ double RangeSums::operator()(int first, int end) const {
     return sum;
 }
 
+Pairs::Pairs(std::vector<double> table, int num_devices, const char* name)
+    : size_(num_devices), is_full_(true) {
+    if (table.size() == size_ * size_)  // a device has no link to itself
+        for (std::size_t u = 0; u < size_; ++u) table[u * size_ + u] = 0.0;
+    require_values(table, size_ * size_, name);
+    table_ = std::make_shared<const std::vector<double>>(std::move(table));
+    data_ = table_->data();
+    find_one_number();
+}
+
+Pairs::Pairs(std::vector<int> host_of, std::vector<double> inside, double between, const char* name)
+    : size_(inside.size()), host_of_(std::move(host_of)), between_(between), is_full_(false) {
+    for (int host : host_of_)
+        if (host < 0 || static_cast<std::size_t>(host) >= size_)
+            refuse("host_of: " + std::to_string(host) + " is no host");
+    require_values(inside, size_, name);
+    require_values({between}, 1, name);
+    table_ = std::make_shared<const std::vector<double>>(std::move(inside));
+    data_ = table_->data();
+    find_one_number();
+}
+
+void Pairs::find_one_number() {
+    const std::size_t num_values = table_->size();
+    one_number_ = !is_full_ ? data_[0] : size_ > 1 ? data_[1] : 0.0;
+    for (std::size_t k = 0; k < num_values; ++k)
+        if (!(is_full_ && k % (size_ + 1) == 0) && data_[k] != one_number_) return;
+    is_one_number_ = is_full_ || size_ == 1 || between_ == one_number_;
+}
+
+std::vector<int> Pairs::sorted_hosts(const std::vector<int>& devices) const {
+    std::vector<int> hosts;
+    hosts.reserve(devices.size());
+    for (int u : devices) hosts.push_back(host_of_[u]);
+    std::sort(hosts.begin(), hosts.end());
+    return hosts;
+}
+
+double Pairs::least_inside(const std::vector<int>& devices) const {
+    const std::vector<int> hosts = sorted_hosts(devices);
+    double least = hosts.front() == hosts.back() ? std::numeric_limits<double>::infinity() : between_;
+    for (std::size_t k = 1; k < hosts.size(); ++k)
+        if (hosts[k] == hosts[k - 1]) least = std::min(least, data_[hosts[k]]);
+    return least;
+}
+
+double Pairs::least_between(const std::vector<int>& senders,
+                            const std::vector<int>& receivers) const {
+    const std::vector<int> from = sorted_hosts(senders), to = sorted_hosts(receivers);
+    const bool is_one_host =
+        from.front() == from.back() && to.front() == to.back() && from.front() == to.front();
+    double least = is_one_host ? std::numeric_limits<double>::infinity() : between_;
+    for (std::size_t a = 0, b = 0; a < from.size() && b < to.size();) {
+        if (from[a] == to[b]) least = std::min(least, data_[from[a]]);
+        if (from[a] <= to[b]) ++a;
+        else ++b;
+    }
+    return least;
+}
+
+Pairs Pairs::on_devices(const std::vector<int>& order) const {
+    if (!is_full_) {
+        Pairs result = *this;
+        result.host_of_.clear();
+        for (int u : order) result.host_of_.push_back(host_of_[u]);
+        return result;
+    }
+    const std::size_t size = order.size();
+    std::vector<double> table(size * size);
+    for (std::size_t a = 0; a < size; ++a)
+        for (std::size_t b = 0; b < size; ++b)
+            table[a * size + b] = data_[static_cast<std::size_t>(order[a]) * size_ + order[b]];
+    return Pairs(std::move(table), static_cast<int>(size), "links");
+}
+
 Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,
                    int microbatch_size_, int max_replicas_)
     : num_layers(checked_count(layers.forward_ms.size(), kMaxLayers, "layers")),
@@ -86,37 +154,36 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       forward_ms(layers.forward_ms), backward_ms(layers.backward_ms),
       parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
-      bytes_per_ms(checked(without_diagonal(std::move(links.bytes_per_ms), num_devices),
-                           static_cast<std::size_t>(num_devices) * num_devices, "bytes_per_ms")),
-      latency_ms(checked(without_diagonal(std::move(links.latency_ms), num_devices),
-                         static_cast<std::size_t>(num_devices) * num_devices, "latency_ms")),
+      bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
       layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
-    for (double rate : bytes_per_ms)
+    for (double rate : bytes_per_ms.table())
         if (rate > 0 && rate < 1e-60) refuse("bytes_per_ms: has a rate of almost zero");
 }
 
 Instance Instance::on_devices(const std::vector<int>& order) const {
     std::vector<std::uint8_t> seen(num_devices, 0);
-    DeviceLinks links;
+    std::vector<double> speeds;
     for (int u : order) {
         if (u < 0 || u >= num_devices || seen[u])
             refuse("order: device " + std::to_string(u) + " is unknown or stands twice");
         seen[u] = 1;
-        links.speed.push_back(speed[u]);
+        speeds.push_back(speed[u]);
     }
-    const std::size_t size = order.size();
-    links.bytes_per_ms.resize(size * size);
-    links.latency_ms.resize(size * size);
-    for (std::size_t a = 0; a < size; ++a) {
-        for (std::size_t b = 0; b < size; ++b) {
-            links.bytes_per_ms[a * size + b] = bytes_per_ms[at(order[a], order[b])];
-            links.latency_ms[a * size + b] = latency_ms[at(order[a], order[b])];
-        }
-    }
-    return Instance(layers_, std::move(links), half_duplex, num_microbatches, microbatch_size,
-                    max_replicas);
+    return Instance(layers_,
+                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order)},
+                    half_duplex, num_microbatches, microbatch_size, max_replicas);
+}
+
+bool Instance::has_equal_devices() const {
+    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
+           std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
+}
+
+Instance Instance::with_layers(LayerCosts layers) const {
+    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
+                    num_microbatches, microbatch_size, max_replicas);
 }
 
 PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
@@ -141,13 +208,11 @@ PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
 std::vector<int> device_classes(const Instance& in) {
     const auto exchangeable = [&](int u, int v) {
         if (in.speed[u] != in.speed[v]) return false;
-        for (const std::vector<double>* matrix : {&in.bytes_per_ms, &in.latency_ms}) {
-            const std::vector<double>& m = *matrix;
-            if (m[in.at(u, v)] != m[in.at(v, u)]) return false;
+        for (const Pairs* pairs : {&in.bytes_per_ms, &in.latency_ms}) {
+            const Pairs& p = *pairs;
+            if (p(u, v) != p(v, u)) return false;
             for (int w = 0; w < in.num_devices; ++w)
-                if (w != u && w != v &&
-                    (m[in.at(u, w)] != m[in.at(v, w)] || m[in.at(w, u)] != m[in.at(w, v)]))
-                    return false;
+                if (w != u && w != v && (p(u, w) != p(v, w) || p(w, u) != p(w, v))) return false;
         }
         return true;
     };

@@ -1,7 +1,9 @@
 // What planning kernels read. Both classes check themselves when they are made, so kernels need not.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace pipeplan {
@@ -14,10 +16,51 @@ struct LayerCosts {
     std::vector<double> parameter_bytes;                    // [layers]
 };
 
+// One number for each ordered pair of different devices: as a full matrix, or as one number for each
+// host and one for all pairs of hosts.
+class Pairs {
+  public:
+    // A full matrix. All constructors throw std::invalid_argument unless all numbers are finite and
+    // >= 0 and the sizes fit.
+    Pairs(std::vector<double> table, int num_devices, const char* name);
+    // `host_of` has the host of each device, `inside` a number for each host.
+    Pairs(std::vector<int> host_of, std::vector<double> inside, double between, const char* name);
+
+    double operator()(int u, int v) const {
+        if (is_full_) return data_[static_cast<std::size_t>(u) * size_ + v];
+        return host_of_[u] == host_of_[v] ? data_[host_of_[u]] : between_;
+    }
+    // By the index that Instance::at gives; only for full matrices.
+    double operator[](std::size_t index) const { return data_[index]; }
+    bool is_full() const { return is_full_; }
+    // Whether all pairs have the same number, and which one.
+    bool is_one_number() const { return is_one_number_; }
+    double one_number() const { return one_number_; }
+    const std::vector<double>& table() const { return *table_; }
+    // The least number between any two devices of a set, or from one set to another that has none of
+    // its devices; infinite if there is no pair. From the hosts alone; not for full matrices.
+    double least_inside(const std::vector<int>& devices) const;
+    double least_between(const std::vector<int>& senders, const std::vector<int>& receivers) const;
+
+    Pairs on_devices(const std::vector<int>& order) const;
+
+  private:
+    void find_one_number();
+    std::vector<int> sorted_hosts(const std::vector<int>& devices) const;
+
+    std::shared_ptr<const std::vector<double>> table_;
+    const double* data_;
+    std::size_t size_;          // devices or hosts
+    std::vector<int> host_of_;  // [devices]; empty where full
+    double between_ = 0.0;
+    bool is_full_, is_one_number_ = false;
+    double one_number_ = 0.0;
+};
+
 struct DeviceLinks {
-    std::vector<double> speed;         // [devices]
-    std::vector<double> bytes_per_ms;  // [devices][devices]; 0 = no path
-    std::vector<double> latency_ms;    // [devices][devices]
+    std::vector<double> speed;  // [devices]
+    Pairs bytes_per_ms;         // 0 = no path
+    Pairs latency_ms;
 };
 
 // Sums over the first l values, for l from 0 to their number. The difference of two of them is no
@@ -46,7 +89,13 @@ class Instance {
 
     // The same with these devices only, in this order.
     Instance on_devices(const std::vector<int>& order) const;
+    // Another model on the same devices.
+    Instance with_layers(LayerCosts layers) const;
 
+    // Whether all devices have one speed and all links one rate and one latency.
+    bool has_equal_devices() const;
+    // Whether links can be read by index.
+    bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }
     std::size_t at(int sender, int receiver) const {
         return static_cast<std::size_t>(sender) * num_devices + receiver;
     }
@@ -61,7 +110,7 @@ class Instance {
     const std::vector<double> forward_sum, backward_sum;               // [layers + 1], prefix sums
     const RangeSums forward_ms, backward_ms, parameter_bytes;          // of layers [first, end)
     const std::vector<double> speed;                                   // [devices]
-    const std::vector<double> bytes_per_ms, latency_ms;                // [devices][devices]
+    const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
 
   private:
     const LayerCosts layers_;

@@ -61,8 +61,9 @@ struct DpLimits {
     int num_best;      // the number of plans to return
 };
 
-// Plans on consecutive devices of the instance's order, with replica counts from `sizes` (rising).
-Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes,
+// Plans on consecutive devices of the instance's order. Stages take whole units of `unit` devices
+// that are neighbours in the order, in numbers from `sizes` (rising).
+Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int unit,
                          const DpLimits& limits, Pool& pool, Control& control);
 
 // Plans on any sets of devices, and a lower bound on the time of all plans. Devices of one class
@@ -81,6 +82,17 @@ double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, 
 // or a stage has too many replicas.
 std::vector<double> rule_times(const Instance& instance, const PlacedPlan& plan, double worth_ms,
                                Control& control);
+
+// What a plan is worth: a time to rank it by, and the time under each schedule of the portfolio that
+// was simulated in full; the others are infinite. No times if the plan is not possible.
+struct Judgement {
+    double rank_ms;
+    std::vector<double> times_ms;
+};
+// The same as `rule_times` for few microbatches. For many, estimates say which schedules could be
+// faster than `best_ms`, and only these are simulated in full.
+Judgement judge_plan(const Instance& instance, const PlacedPlan& plan, double best_ms,
+                     double worth_ms, Control& control);
 
 struct SearchResult {
     double iteration_ms;

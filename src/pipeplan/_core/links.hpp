@@ -18,9 +18,9 @@ struct Link {
 };
 
 inline Link link_between(const Instance& in, int u, int v) {
-    const std::size_t forth = in.at(u, v), back = in.at(v, u);
-    if (!(in.bytes_per_ms[forth] > 0 && in.bytes_per_ms[back] > 0)) return {kInfinity, 0.0};
-    return {in.latency_ms[forth], 1.0 / in.bytes_per_ms[forth]};
+    const double rate = in.bytes_per_ms(u, v);
+    if (!(rate > 0 && in.bytes_per_ms(v, u) > 0)) return {kInfinity, 0.0};
+    return {in.latency_ms(u, v), 1.0 / rate};
 }
 
 // The parts of a microbatch that the devices of a stage take.
@@ -61,6 +61,8 @@ inline Shares whole_or_even_shares(const Instance& in, int num_devices, double s
 // The undominated links of a set. The first few live inside, so that most sets need no heap.
 class LinkSet {
   public:
+    LinkSet() = default;
+    explicit LinkSet(Link link) { insert(link); }
     void insert(Link link) {
         if (link.latency_ms == kInfinity) connected_ = false;
         best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
@@ -102,6 +104,9 @@ class LinkSet {
         best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
     }
     bool connected() const { return connected_; }
+    // Whether one link dominates all others, and which one.
+    bool is_single() const { return size_ == 1; }
+    Link single() const { return at(0); }
 
   private:
     static constexpr int kInside = 2;
@@ -123,12 +128,11 @@ struct Range {
 inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links) {
     double slowest = kInfinity, shortest = kInfinity, longest = 0.0;
     for (int u = senders.first; u < senders.end; ++u) {
-        const double* rate = in.bytes_per_ms.data() + in.at(u, 0);
-        const double* latency = in.latency_ms.data() + in.at(u, 0);
         for (int v = receivers.first; v < receivers.end; ++v) {
-            slowest = std::min(slowest, rate[v]);
-            shortest = std::min(shortest, latency[v]);
-            longest = std::max(longest, latency[v]);
+            const double latency_ms = in.latency_ms(u, v);
+            slowest = std::min(slowest, in.bytes_per_ms(u, v));
+            shortest = std::min(shortest, latency_ms);
+            longest = std::max(longest, latency_ms);
         }
     }
     if (slowest > 0 && shortest == longest) {
@@ -209,11 +213,10 @@ class IntervalTable {
             for (int i = 0; i + r <= V_; ++i) {
                 const int last = i + r - 1;
                 if (r > 1) {
-                    const std::size_t there = in.at(i, last), back = in.at(last, i);
-                    slowest[i] = std::min({slowest[i], slowest[i + 1], in.bytes_per_ms[there],
-                                           in.bytes_per_ms[back]});
+                    slowest[i] = std::min({slowest[i], slowest[i + 1], in.bytes_per_ms(i, last),
+                                           in.bytes_per_ms(last, i)});
                     latency_ms[i] = std::max({latency_ms[i], latency_ms[i + 1],
-                                              in.latency_ms[there], in.latency_ms[back]});
+                                              in.latency_ms(i, last), in.latency_ms(last, i)});
                     speed[i] = std::min(speed[i], speed[i + 1]);
                 }
                 rings_[index(i, r)] = make_ring(in, r, slowest[i], latency_ms[i]);

@@ -17,6 +17,8 @@
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
+#include "random.hpp"
+#include "search_plan.hpp"
 
 namespace pipeplan {
 namespace {
@@ -32,34 +34,6 @@ constexpr int kMostDevicesForLargeMoves = 64;
 constexpr double kUnitsPerBlock = 60.0, kUnitsPerPair = 1.0;
 constexpr double kUnitsPerMove = 150.0, kUnitsPerStage = 25.0;
 
-// xoshiro-style generators differ between standard libraries; this one is the same everywhere.
-class Random {
-  public:
-    explicit Random(std::uint64_t seed) : state_(seed) {}
-    std::uint64_t next() {  // splitmix64
-        std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-        return z ^ (z >> 31);
-    }
-    int below(int n) { return static_cast<int>((next() >> 33) % static_cast<std::uint64_t>(n)); }
-    double unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1.0p-53; }
-
-  private:
-    std::uint64_t state_;
-};
-
-struct SearchStage {
-    int first_layer, end_layer;
-    std::vector<int> devices;
-    StageCosts costs;
-    ChannelCosts channel;      // to the next stage
-    bool costs_known = false;  // of this stage
-    bool channel_known = false;
-};
-
-using SearchPlan = std::vector<SearchStage>;
-
 class Search {
   public:
     Search(const Instance& in, std::uint64_t seed, double budget, double target_ms, double known_ms,
@@ -70,8 +44,18 @@ class Search {
 
     SearchResult run(const PlacedPlan& start) {
         best_ = {kInfinity, 0, start};
+        try {
+            anneal(start);
+        } catch (const DeadlinePassed&) {  // inside a simulation
+        }
+        if (has_estimates_) simulate_best();
+        return best_;
+    }
+
+  private:
+    void anneal(const PlacedPlan& start) {
         SearchPlan current = from_placed(start), next;
-        if (!complete(current)) return best_;
+        if (!complete(current)) return;
         Judgement judged = judge(current, bound_ms(current), {kInfinity, 1.0, 0});
         SearchPlan champion = current;
         Judgement champions = judged;
@@ -98,10 +82,21 @@ class Search {
             if (judged.ms < champions.ms) champion = current, champions = judged;
         }
         if (champions.age > 0 && !control_.is_late()) try_all_rules(champion, simulate(champion, 0));
-        return best_;
     }
 
-  private:
+    // With many microbatches the best time is an estimate. The true time takes its place, or none if
+    // the deadline passes first.
+    void simulate_best() {
+        if (best_.iteration_ms == kInfinity) return;
+        SearchPlan found = from_placed(best_.plan);
+        complete(found);
+        try {
+            best_.iteration_ms = simulate(found, best_.rule, true);
+        } catch (const DeadlinePassed&) {
+            best_.iteration_ms = kInfinity;
+        }
+    }
+
     struct Judgement {
         double ms;         // simulated, or the bound times the looseness
         double looseness;  // time by bound, where it was simulated last
@@ -118,29 +113,6 @@ class Search {
         const double ms = simulate(plan, 0);
         if (ms < beat_ms * kWorthTryingAllRules) try_all_rules(plan, ms);
         return {ms, bound > 0 ? ms / bound : 1.0, 0};
-    }
-
-    static SearchPlan from_placed(const PlacedPlan& placed) {
-        SearchPlan plan;
-        int first = 0;
-        for (int n = 0; n < placed.num_stages(); ++n) {
-            SearchStage stage;
-            stage.first_layer = first;
-            stage.end_layer = first = placed.end_layer()[n];
-            stage.devices = placed.devices()[n];
-            plan.push_back(std::move(stage));
-        }
-        return plan;
-    }
-
-    PlacedPlan to_placed(const SearchPlan& plan) const {
-        std::vector<int> end_layer;
-        std::vector<std::vector<int>> devices;
-        for (const SearchStage& stage : plan) {
-            end_layer.push_back(stage.end_layer);
-            devices.push_back(stage.devices);
-        }
-        return PlacedPlan(in_, std::move(end_layer), std::move(devices));
     }
 
     // Fills in the costs that a move left open; false where a path is missing, or where one stage
@@ -179,7 +151,8 @@ class Search {
         return suffix.last_reduce;
     }
 
-    double simulate(const SearchPlan& plan, int rule) {
+    // With many microbatches an estimate, unless `is_final`.
+    double simulate(const SearchPlan& plan, int rule, bool is_final = false) {
         const int S = static_cast<int>(plan.size());
         forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
         there_C_.resize(S), back_C_.resize(S);
@@ -198,14 +171,17 @@ class Search {
                               back_C_.data(),
                               reduce_S_.data(),
                               in_.half_duplex};
-        spent_ += kUnitsPerBlock * in_.num_microbatches * (4 * S - 2);
-        return iteration_ms(run_rule(costs, rule, control_), costs);
+        const RuleEstimate estimate = estimate_of(costs);
+        has_estimates_ = has_estimates_ || !estimate.is_exact;
+        spent_ += kUnitsPerBlock * estimate.num_microbatches * (4 * S - 2);
+        return is_final ? iteration_ms(run_rule(costs, rule, control_), costs)
+                        : estimate_rule_ms(costs, rule, control_);
     }
 
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
         for (int rule = 0; rule < kNumRules; ++rule) {
             const double ms = rule == 0 ? first_rule_ms : simulate(plan, rule);
-            if (ms < best_.iteration_ms) best_ = {ms, rule, to_placed(plan)};
+            if (ms < best_.iteration_ms) best_ = {ms, rule, to_placed(in_, plan)};
         }
     }
 
@@ -398,6 +374,7 @@ class Search {
     const double budget_, target_ms_, known_ms_;
     const bool makes_large_moves_;
     double spent_ = 0.0;
+    bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
     SearchResult best_;
 };

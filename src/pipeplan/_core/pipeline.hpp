@@ -77,6 +77,16 @@ Trace run_rule(const CostsView& costs, int rule, Control& control);
 // The end of the last all-reduce.
 double iteration_ms(const Trace& trace, const CostsView& costs);
 
+// An estimate of a rule's iteration time, from few microbatches: after a while each one more takes
+// the same time (rule_estimate.cpp). `num_microbatches` is what is really simulated. Where there
+// are not many more, the time is exact.
+struct RuleEstimate {
+    bool is_exact;
+    int num_microbatches;
+};
+RuleEstimate estimate_of(const CostsView& costs);
+double estimate_rule_ms(const CostsView& costs, int rule, Control& control);
+
 // The fixed-plan bound (bound.hpp): no schedule of these costs takes less. caps[n] is the most
 // microbatches that stage n may hold.
 double plan_bound(const CostsView& costs, const int* caps);

@@ -1,58 +1,119 @@
 // DP3: the recursion of suffix_dp.hpp on consecutive devices of an order.
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <vector>
 
+#include "order_links.hpp"
 #include "suffix_dp.hpp"
 
 namespace pipeplan {
 namespace {
 
-// Node V - j: the stages so far use devices from j on. Devices behind the last stage and in front
-// of the first stage may stay unused.
+// Where latencies differ, the undominated links of each pair of intervals are kept up to this number
+// of devices; beyond, that would take seconds.
+constexpr int kMostDevicesForLinkSets = 512;
+
+// The devices stand in units of `unit` neighbours, of which a stage takes whole ones; the last unit
+// may be smaller. Node U - j: the stages so far use the units from j on. Devices behind the last
+// stage and in front of the first stage may stay unused.
 class OrderTopology {
   public:
     static constexpr bool kKnowsFreeSets = false;
-    OrderTopology(const Instance& in, const std::vector<int>& sizes)
-        : in_(in), sizes_(sizes), V_(in.num_devices), intervals_(in), speed_(V_ + 1, 0.0) {
-        for (int u = 0; u < V_; ++u) speed_[u + 1] = speed_[u] + in.speed[u];
+    OrderTopology(const Instance& in, const std::vector<int>& sizes, int unit, Pool& pool,
+                  Control& control)
+        : in_(in), sizes_(sizes), start_(starts(in.num_devices, unit)),
+          U_(static_cast<int>(start_.size()) - 1), links_(in, start_, sizes, pool, control),
+          keeps_link_sets_(unit == 1 && !in.latency_ms.is_one_number() &&
+                           in.num_devices <= kMostDevicesForLinkSets),
+          speed_(U_ + 1, 0.0) {
+        for (int k = 0; k < U_; ++k) {
+            speed_[k + 1] = speed_[k];
+            for (int u = start_[k]; u < start_[k + 1]; ++u) speed_[k + 1] += in.speed[u];
+        }
+        tabulate_sets();
+        const std::size_t K = sizes.size();
+        if (!keeps_link_sets_) forward_.resize(K * K), backward_.resize(K * K);
     }
-    int num_nodes() const { return V_ + 1; }
+    int num_nodes() const { return U_ + 1; }
     int num_options() const { return static_cast<int>(sizes_.size()); }
     bool may_end(int) const { return true; }
     int attach(int node, int option) const {
-        return sizes_[option] <= V_ - node ? node + sizes_[option] : -1;
+        return sizes_[option] <= U_ - node ? node + sizes_[option] : -1;
     }
     int detach(int node, int option) const { return node - sizes_[option]; }
     DeviceSet set(int node, int option) const {
-        const int r = sizes_[option], first = V_ - node - r;
-        return {r, even_shares(r, intervals_.slowest_speed(first, r)), intervals_.ring(first, r)};
+        return sets_[at(U_ - node - sizes_[option], option)];
     }
     // Only the links at one node are kept; those of all nodes would take V^3 of memory.
-    void enter(int node) { channels_ = std::make_unique<ChannelTable>(in_, V_ - node, sizes_); }
-    LinkPair links(int, int option, int next) const {
-        return {&channels_->forward(option, next), &channels_->backward(option, next)};
+    void enter(int node) {
+        const int boundary = U_ - node, K = num_options();
+        if (keeps_link_sets_) {
+            channels_.emplace(in_, boundary, sizes_);
+            return;
+        }
+        for (int a = 0; a < K && sizes_[a] <= boundary; ++a) {
+            for (int b = 0; b < K && sizes_[b] <= node; ++b) {
+                forward_[pair(a, b)] = LinkSet(links_.forward(boundary, a, b));
+                backward_[pair(a, b)] = LinkSet(links_.backward(boundary, a, b));
+            }
+        }
     }
-    double head_speed(int node) const { return speed_[V_ - node]; }
+    LinkPair links(int, int option, int next) const {
+        if (keeps_link_sets_) return {&channels_->forward(option, next), &channels_->backward(option, next)};
+        return {&forward_[pair(option, next)], &backward_[pair(option, next)]};
+    }
+    double head_speed(int node) const { return speed_[U_ - node]; }
     std::vector<int> devices(const PlacedStage& stage) const {
+        const int first = U_ - stage.node - sizes_[stage.option];
         std::vector<int> result;
-        for (int r = sizes_[stage.option], u = V_ - stage.node - r; r > 0; --r) result.push_back(u++);
+        for (int u = start_[first]; u < start_[first + sizes_[stage.option]]; ++u) result.push_back(u);
         return result;
     }
 
   private:
+    static std::vector<int> starts(int num_devices, int unit) {
+        std::vector<int> result;
+        for (int u = 0; u < num_devices; u += unit) result.push_back(u);
+        result.push_back(num_devices);
+        return result;
+    }
+    std::size_t at(int first, int option) const {
+        return static_cast<std::size_t>(first) * sizes_.size() + option;
+    }
+    std::size_t pair(int a, int b) const { return static_cast<std::size_t>(a) * sizes_.size() + b; }
+
+    void tabulate_sets() {
+        sets_.resize(static_cast<std::size_t>(U_) * sizes_.size());
+        for (int first = 0; first < U_; ++first) {
+            double slowest = kInfinity;
+            for (int a = 0, u = start_[first]; a < num_options() && first + sizes_[a] <= U_; ++a) {
+                for (; u < start_[first + sizes_[a]]; ++u) slowest = std::min(slowest, in_.speed[u]);
+                const int r = u - start_[first];
+                sets_[at(first, a)] = {r, even_shares(r, slowest),
+                                       make_ring(in_, r, links_.inside_rate(first, a),
+                                                 links_.inside_latency_ms(first, a))};
+            }
+        }
+    }
+
     const Instance& in_;
-    const std::vector<int>& sizes_;
-    const int V_;
-    const IntervalTable intervals_;
-    std::vector<double> speed_;  // prefix sums
-    std::unique_ptr<ChannelTable> channels_;
+    const std::vector<int>& sizes_;  // in units
+    const std::vector<int> start_;   // [units + 1], devices
+    const int U_;
+    const OrderLinks links_;
+    const bool keeps_link_sets_;
+    std::vector<double> speed_;      // prefix sums over units
+    std::vector<DeviceSet> sets_;    // [first unit][option]
+    std::optional<ChannelTable> channels_;       // at the node entered last
+    std::vector<LinkSet> forward_, backward_;    // the same, [option][next option]
 };
 
 }  // namespace
 
-Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes,
+Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int unit,
                          const DpLimits& limits, Pool& pool, Control& control) {
-    OrderTopology topology(instance, sizes);
+    OrderTopology topology(instance, sizes, unit, pool, control);
     SuffixDp<OrderTopology> dp(instance, topology, limits, Overflow::kDrop, pool, control);
     const DpResult found = dp.run();
     Candidates result{found.least_ms, {}};

@@ -61,7 +61,7 @@ class Run {
         for (int n = 0; n < S_; ++n) starters[n] = n;
         start_stages(starters, choose);
         for (long instant = 1; !ends_.empty(); ++instant) {
-            if (instant % kInstantsBetweenChecks == 0) control_.check_without_deadline();
+            if (instant % kInstantsBetweenChecks == 0) control_.check();
             now_ms_ = ends_.top().ms;
             while (!ends_.empty() && ends_.top().ms <= now_ms_ + kSameInstantMs) {
                 channels.clear();

@@ -13,6 +13,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from pipeplan.cluster import HostMatrix
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
 from pipeplan.validation import LONG_NUMBER_BITS, number_text
@@ -138,6 +139,7 @@ def _choice(kind: type[StrEnum]) -> Convert:
 
 def _union(hints: list[Any], may_be_null: tuple[str, ...]) -> Convert:
     """A type that may be absent, or a number that may be a list instead."""
+    hints = [hint for hint in hints if hint is not HostMatrix]  # files hold hosts in shorthand
     if len(hints) == 1:
         return _converter(hints[0], may_be_null)
     number, matrix = hints  # the only other union: one latency, or a matrix of them

@@ -37,6 +37,7 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
     if cluster.document is not None:
         return cluster.document
     document = {"format": CLUSTER_FORMAT, **_without_defaults(cluster)}
+    document["bandwidth_gb_per_s"] = tuple(cluster.bandwidth_gb_per_s)
     document["devices"] = [
         {
             name: value

@@ -1,6 +1,6 @@
 """How large a file may be, for reading as for writing: what is written can be read again.
 
-Each limit leaves room for the largest valid input: 4,096 devices, 100,000 layers, a full matrix of
+Each limit leaves room for the largest valid input: 10,000 devices, 100,000 layers, a full matrix of
 2,048 devices, 10,000,000 blocks. Within them every file is read in seconds and below 1 GB.
 """
 

@@ -1,17 +1,19 @@
 """The input and the output of every planner: `Problem` and `Draft`."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeplan import _core
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Bound, Stage
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
-__all__ = ["Draft", "Planner", "Problem", "SearchInterrupted"]
+__all__ = ["Draft", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,12 @@ class Draft:
 
 
 Planner = Callable[[Problem], Draft]
+
+
+def check_deadline(deadline: float) -> None:
+    """Raise `DeadlineError` once the time on the clock of `time.monotonic` is over."""
+    if time.monotonic() >= deadline:
+        raise _core.DeadlineError
 
 
 class SearchInterrupted(KeyboardInterrupt):

@@ -107,13 +107,14 @@ def _host(box: Box) -> Iterator[Markup]:
 
 def _faint_links(analysis: PlanAnalysis, boxes: list[Box]) -> list[Markup]:
     """What could be used: a thin line between every two hosts with a path."""
-    rates = analysis.cost.bytes_per_ms_DD
     first = {host: d for d, host in reversed(list(enumerate(analysis.host_of)))}
+    firsts = [first[h] for h in range(len(boxes))]
+    rates = analysis.cost.rates_between(firsts, firsts)
     return [
         element("path", class_="faint", d=f"M{a.x:.1f} {a.y:.1f}L{b.x:.1f} {b.y:.1f}")
         for h, a in enumerate(boxes)
         for g, b in enumerate(boxes[:h])
-        if rates[first[h], first[g]] > 0 or rates[first[g], first[h]] > 0
+        if rates[h, g] > 0 or rates[g, h] > 0
     ]
 
 

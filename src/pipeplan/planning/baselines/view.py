@@ -24,7 +24,8 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import CostModel, Floats, median, prefix_sums
+from pipeplan.cluster import HostMatrix
+from pipeplan.cost import BYTES_PER_MS_IN_GB_PER_S, CostModel, Floats, median, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import SCHEDULES
@@ -83,18 +84,14 @@ def view_cluster(cost: CostModel) -> ClusterView:
     hosts: dict[str, list[int]] = {}
     for device, host in zip(ranks, host_of, strict=True):
         hosts.setdefault(host, []).append(device)
-    names = np.array(host_of)
-    same_host = names[:, None] == names[None, :]
-    different = ~np.eye(len(ranks), dtype=bool)
-    bytes_per_ms = cost.bytes_per_ms_DD[np.ix_(ranks, ranks)]
-    flat = _mean_rate(bytes_per_ms[different], inf)
+    flat, inside, between = _mean_rates(cost, ranks, host_of)
     limits = [cost.cluster.devices[device].memory_gb for device in ranks]
     return ClusterView(
         ranks=ranks,
         hosts=tuple(tuple(host) for host in hosts.values()),
         flat_bytes_per_ms=flat,
-        inside_bytes_per_ms=_mean_rate(bytes_per_ms[same_host & different], flat),
-        between_bytes_per_ms=_mean_rate(bytes_per_ms[~same_host], flat),
+        inside_bytes_per_ms=inside,
+        between_bytes_per_ms=between,
         speed=median(cost.speed_D[list(ranks)]),
         memory_bytes=min((limit * 1e9 for limit in limits if limit is not None), default=inf),
     )
@@ -102,8 +99,10 @@ def view_cluster(cost: CostModel) -> ClusterView:
 
 def chained_ranks(cost: CostModel) -> tuple[int, ...]:
     """Devices in an order in which each can talk to the next one; if possible by rank."""
-    connected_DD = cost.connected_DD()
     ranks = _ranks(cost)
+    if cost.is_connected:
+        return tuple(ranks)
+    connected_DD = cost.connected_DD()
     if all(connected_DD[u, v] for u, v in pairwise(ranks)):
         return tuple(ranks)
     chains = [_connected_ranks(cost)]
@@ -129,6 +128,46 @@ def fastest(drafts: Sequence[Draft]) -> Draft:
     return min(drafts, key=lambda draft: draft.iteration_ms)
 
 
+def _mean_rates(
+    cost: CostModel, ranks: Sequence[int], host_of: Sequence[str]
+) -> tuple[float, float, float]:
+    """The mean rate of all pairs, of pairs inside hosts and of pairs between hosts."""
+    if cost.host_links is not None:
+        return _mean_rates_of_hosts(cost, cost.host_links, ranks)
+    names = np.array(host_of)
+    same_host = names[:, None] == names[None, :]
+    different = ~np.eye(len(ranks), dtype=bool)
+    bytes_per_ms = cost.rates_between(ranks, ranks)
+    flat = _mean_rate(bytes_per_ms[different], inf)
+    inside = _mean_rate(bytes_per_ms[same_host & different], flat)
+    return flat, inside, _mean_rate(bytes_per_ms[~same_host], flat)
+
+
+def _mean_rates_of_hosts(
+    cost: CostModel, links: HostMatrix, ranks: Sequence[int]
+) -> tuple[float, float, float]:
+    """The same from the numbers of pairs, for clusters that are too large for a list of pairs."""
+    _, first, sizes = np.unique(links.host_of_D[list(ranks)], return_index=True, return_counts=True)
+    inside_H = [float(cost.rates_between([u], [u])[0, 0]) for u in np.array(ranks)[first]]
+    pairs_H = [int(size) * (int(size) - 1) for size in sizes]
+    num_between = len(ranks) * (len(ranks) - 1) - sum(pairs_H)
+    between = links.between * BYTES_PER_MS_IN_GB_PER_S
+    rates, counts = [*inside_H, between], [*pairs_H, num_between]
+    flat = _harmonic_mean(rates, counts, inf)
+    inside = _harmonic_mean(inside_H, pairs_H, flat)
+    return flat, inside, between if num_between else flat
+
+
+def _harmonic_mean(rates: Sequence[float], counts: Sequence[int], otherwise: float) -> float:
+    """The harmonic mean of rates that occur so often; exact if all of them are equal."""
+    used = [(rate, count) for rate, count in zip(rates, counts, strict=True) if count]
+    if not used:
+        return otherwise
+    if len({rate for rate, _ in used}) == 1:
+        return used[0][0]
+    return sum(count for _, count in used) / sum(count / rate for rate, count in used)
+
+
 def _mean_rate(bytes_per_ms: Floats, otherwise: float) -> float:
     """The harmonic mean; exact if all rates are equal, so that equal plans stay equal."""
     if not bytes_per_ms.size:
@@ -148,10 +187,10 @@ def _ranks(cost: CostModel) -> list[int]:
 
 def _connected_ranks(cost: CostModel) -> tuple[int, ...]:
     """The largest clique found: grown from each device, neighbours of high degree first."""
-    connected_DD = cost.connected_DD()
     ranks = _ranks(cost)
-    if connected_DD.all():
+    if cost.is_connected:
         return tuple(ranks)
+    connected_DD = cost.connected_DD()
     by_degree = sorted(ranks, key=lambda device: -int(connected_DD[device].sum()))
     best: set[int] = set()
     for start in by_degree[:MAX_SEEDS]:

@@ -65,6 +65,7 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
     search = _Search(problem)
     search.offer_simple_plans()
     try:
+        search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
             search.search_from(search.different_starts(), 0.25)
@@ -94,9 +95,9 @@ class _Search:
         self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
-        self.orders = device_orders(problem.cost, by_cuts=self.settings.orders_by_cuts)
+        self.orders = [tuple(range(self.num_devices))]
         self.coarse = coarsen(problem.cost, self.settings.max_layers)
-        self.coarse_instance = self.coarse.cost.kernel_instance(problem.num_microbatches)
+        self.coarse_instance = self.coarse.cost.with_layers(self.instance)
         self.classes = (
             _core.device_classes(self.instance)
             if self.num_devices <= settings.MAX_CLASS_DEVICES
@@ -124,20 +125,39 @@ class _Search:
         return time.monotonic() >= self.problem.deadline
 
     def offer_simple_plans(self) -> None:
-        """Data parallel on the largest connected part, and even 1F1B on the first order."""
+        """One device, and data parallel on the largest connected part: there is always a plan."""
         everything = range(self.num_layers)
         part = max(connected_parts(self.cost), key=len)
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part)),))
+
+    def order_devices(self) -> None:
+        """Make the device orders; offer an even split on the first and on the cluster's own."""
+        self.offer_even_split(self.orders[0])
+        if self.instance.has_equal_devices:
+            return  # every order looks the same
+        self.orders = device_orders(
+            self.cost,
+            by_cuts=self.settings.orders_by_cuts,
+            most=self.settings.num_orders,
+            deadline=self.problem.deadline,
+        )
+        self.offer_even_split(self.orders[0])
+
+    def offer_even_split(self, order: tuple[int, ...]) -> None:
+        """As many stages as there can be, one device each."""
         num_stages = min(self.num_layers, self.num_devices)
         cuts = [self.num_layers * n // num_stages for n in range(num_stages + 1)]
-        for order in (tuple(range(self.num_devices)), self.orders[0]):
-            self.incumbent.offer(
-                tuple(
-                    Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],))
-                    for n in range(num_stages)
-                )
+        self.offer(
+            tuple(
+                Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],))
+                for n in range(num_stages)
             )
+        )
+
+    def offer(self, stages: tuple[Stage, ...]) -> None:
+        """Consider stages before the deadline."""
+        self.incumbent.offer(stages, self.problem.deadline)
 
     def plan_on_orders(self) -> None:
         """The recursion on every order: powers of two first, then finer on the best orders."""
@@ -154,7 +174,8 @@ class _Search:
 
     def _plan_on_order(self, order: tuple[int, ...], step: settings.Step) -> float:
         """Offer the best plans on an order, and return the least bound of a plan on it."""
-        sizes = settings.replica_counts(step.sizes, self.num_devices)
+        unit = settings.unit_of(self.num_devices)
+        sizes = settings.replica_counts(step.sizes, -(-self.num_devices // unit))
         self.problem.report(f"planning with {len(sizes)} replica counts")
         least_ms, plans = _core.plan_on_order(
             self.coarse_instance.on_devices(order),
@@ -164,10 +185,10 @@ class _Search:
             self.settings.num_candidates,
             self.problem.num_threads,
             self.problem.deadline,
+            unit,
         )
         for placed in plans:
-            stages = placed_stages(placed, order=order, end_layer=self.coarse.end_layer)
-            self.incumbent.offer(stages)
+            self.offer(placed_stages(placed, order=order, end_layer=self.coarse.end_layer))
         return least_ms
 
     def offer_partitions(self) -> None:
@@ -184,7 +205,7 @@ class _Search:
                 deadline=self.problem.deadline,
             ):
                 stages = partition.stages
-                self.incumbent.offer(stages if cost is self.cost else self.coarse.refine(stages))
+                self.offer(stages if cost is self.cost else self.coarse.refine(stages))
 
     def offer_all(self, drafts: Iterable[Draft]) -> None:
         """Complete plans; not even made once the optimum is found."""
@@ -193,7 +214,7 @@ class _Search:
             draft = next(drafts, None)
             if draft is None:
                 return
-            self.incumbent.offer_draft(draft)
+            self.incumbent.offer_draft(draft, self.problem.deadline)
 
     def prove(self) -> None:
         """The best lower bound that is worth its time."""
@@ -219,7 +240,7 @@ class _Search:
         )
         self._raise_bound(exact_ms, "exact-sets")
         for placed in plans:
-            self.incumbent.offer(placed_stages(placed))
+            self.offer(placed_stages(placed))
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.
@@ -255,7 +276,7 @@ class _Search:
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
             (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
-            budget * self.settings.budget,
+            budget * self.settings.budget * self._budget_factor,
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,
@@ -265,8 +286,19 @@ class _Search:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
 
+    @property
+    def _budget_factor(self) -> float:
+        """With equal devices and many microbatches the slowest stage is nearly all that counts.
+
+        The recursion makes it as fast as can be. So a part of the search will do.
+        """
+        is_long = self.problem.num_microbatches >= settings.MANY_MICROBATCHES * self.num_devices
+        return settings.EQUAL_DEVICES_BUDGET if self.instance.has_equal_devices and is_long else 1.0
+
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""
+        if self.instance.has_equal_devices:
+            return  # this order looks like all others
         used = [device for stage in self.incumbent.stages for device in stage.devices]
         unused = sorted(set(range(self.num_devices)) - set(used))
         self._plan_on_order((*used, *unused), self.settings.steps[-1])

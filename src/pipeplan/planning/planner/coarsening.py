@@ -64,9 +64,7 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
         input_bytes=cost.model.input_bytes,
         layers=merged,
     )
-    return CoarseModel(
-        cost=CostModel(model, cost.cluster, max_replicas=cost.max_replicas), end_layer=tuple(ends)
-    )
+    return CoarseModel(cost=cost.with_model(model), end_layer=tuple(ends))
 
 
 def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:

@@ -43,6 +43,8 @@ def recursive_device_order(
 
 def connected_parts(cost: CostModel) -> list[list[int]]:
     """The devices in groups; there is no path between two groups."""
+    if cost.is_connected:
+        return [list(range(len(cost.speed_D)))]
     connected_DD = cost.connected_DD()
     parts: list[list[int]] = []
     unseen = set(range(len(connected_DD)))

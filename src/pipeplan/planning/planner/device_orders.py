@@ -7,40 +7,78 @@ under which the cluster looks the same are kept once: on symmetric clusters eigh
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
+from pipeplan.cluster import HostMatrix
 from pipeplan.cost import CostModel, Floats
 from pipeplan.planning.planner.device_order import recursive_device_order
+from pipeplan.planning.problem import check_deadline
 
 __all__ = ["device_orders"]
 
 
-def device_orders(cost: CostModel, *, by_cuts: bool = True) -> list[tuple[int, ...]]:
-    """The orders worth planning on, without those that make no difference.
+def device_orders(
+    cost: CostModel, *, by_cuts: bool = True, most: float = np.inf, deadline: float = np.inf
+) -> list[tuple[int, ...]]:
+    """The first `most` orders worth planning on, without those that make no difference.
 
-    `by_cuts`: the order by minimum cuts, which takes O(D^4), among them.
+    `by_cuts`: the order by minimum cuts, which takes O(D^4), among them. Raises `DeadlineError` at
+    the deadline.
     """
-    num_devices = len(cost.speed_D)
+    distinct: dict[bytes, tuple[int, ...]] = {}
+    seen: set[tuple[int, ...]] = set()
+    for order in _all_orders(cost, by_cuts, deadline):
+        if order not in seen:
+            seen.add(order)
+            look = _appearance(cost, order) if cost.host_links is None else bytes(len(seen))
+            distinct.setdefault(look, order)
+        if len(distinct) >= most:
+            break
+    return list(distinct.values())
+
+
+def _all_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator[tuple[int, ...]]:
+    """Every order as soon as it is made, then all of them reversed."""
+    made = []
+    for order in _forward_orders(cost, by_cuts, deadline):
+        made.append(order)
+        yield order
+    yield from (tuple(reversed(order)) for order in made)
+
+
+def _forward_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator[tuple[int, ...]]:
+    if cost.host_links is not None:
+        yield from _orders_of_hosts(cost, cost.host_links)
+        return
+    if by_cuts:
+        yield recursive_device_order(cost, range(len(cost.speed_D)), deadline=deadline)
     symmetric_DD = np.where(
         cost.connected_DD(), np.minimum(cost.bytes_per_ms_DD, cost.bytes_per_ms_DD.T), 0.0
     )
     with np.errstate(divide="ignore"):
         distance_DD = -np.log(symmetric_DD)
-    orders = [
-        _linkage_order(distance_DD, average=True),
-        _linkage_order(distance_DD, average=False),
-        _nearest_neighbour_order(symmetric_DD),
-    ]
-    if by_cuts:
-        orders.insert(0, recursive_device_order(cost, range(num_devices)))
+    yield _linkage_order(distance_DD, average=True, deadline=deadline)
+    yield _linkage_order(distance_DD, average=False, deadline=deadline)
+    yield _nearest_neighbour_order(symmetric_DD, deadline)
     if len(set(cost.speed_D.tolist())) > 1:
-        orders.append(tuple(np.argsort(-cost.speed_D, kind="stable").tolist()))
-    orders += [tuple(reversed(order)) for order in orders]
-    distinct: dict[bytes, tuple[int, ...]] = {}
-    for order in orders:
-        distinct.setdefault(_appearance(cost, order), order)
-    return list(distinct.values())
+        yield tuple(np.argsort(-cost.speed_D, kind="stable").tolist())
+
+
+def _orders_of_hosts(cost: CostModel, links: HostMatrix) -> Iterator[tuple[int, ...]]:
+    """The orders of a large cluster of hosts, where all hosts are equally far apart.
+
+    Host by host; by speed, where speeds differ; and where links inside a host are slower than those
+    between hosts, the first device of each host, then the second ones, and so on.
+    """
+    yield tuple(range(len(cost.speed_D)))
+    if len(set(cost.speed_D.tolist())) > 1:
+        yield tuple(np.argsort(-cost.speed_D, kind="stable").tolist())
+    if links.inside_H.min() < links.between:
+        _, first = np.unique(links.host_of_D, return_index=True)
+        place_D = np.arange(len(cost.speed_D)) - first[links.host_of_D]
+        yield tuple(np.argsort(place_D, kind="stable").tolist())
 
 
 def _appearance(cost: CostModel, order: tuple[int, ...]) -> bytes:
@@ -53,17 +91,18 @@ def _appearance(cost: CostModel, order: tuple[int, ...]) -> bytes:
     return digest.digest()
 
 
-def _nearest_neighbour_order(rate_DD: Floats) -> tuple[int, ...]:
+def _nearest_neighbour_order(rate_DD: Floats, deadline: float) -> tuple[int, ...]:
     rate_DD = rate_DD.copy()
     np.fill_diagonal(rate_DD, -1.0)
     order = [0]
     for _ in range(len(rate_DD) - 1):
+        check_deadline(deadline)
         rate_DD[:, order[-1]] = -1.0  # never come back
         order.append(int(rate_DD[order[-1]].argmax()))
     return tuple(order)
 
 
-def _linkage_order(distance_DD: Floats, *, average: bool) -> tuple[int, ...]:
+def _linkage_order(distance_DD: Floats, *, average: bool, deadline: float) -> tuple[int, ...]:
     """The leaves of the dendrogram, by following nearest neighbours until two choose each other."""
     num_devices = len(distance_DD)
     # A pair without a path is farther than any other, but averages must stay finite.
@@ -74,6 +113,7 @@ def _linkage_order(distance_DD: Floats, *, average: bool) -> tuple[int, ...]:
     leaves = {device: [device] for device in range(num_devices)}
     chain: list[int] = []
     while len(leaves) > 1:
+        check_deadline(deadline)
         if not chain:
             chain = [min(leaves)]
         here = chain[-1]

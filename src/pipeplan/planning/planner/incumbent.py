@@ -33,15 +33,23 @@ class Incumbent:
     _draft: Draft | None = None
     _pool: dict[tuple[Stage, ...], float] = field(default_factory=dict)
 
-    def offer(self, stages: tuple[Stage, ...]) -> None:
-        """Consider stages under the whole portfolio; those that lack a path are passed over."""
+    def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
+        """Consider stages under the whole portfolio; those that lack a path are passed over.
+
+        Raises `DeadlineError` at the deadline.
+        """
         if stages in self._pool:
             return
-        placed = placed_plan(self.instance, stages)
-        times_ms = _core.rule_times(self.instance, placed, self.iteration_ms * WORTH_ALL_RULES)
+        rank_ms, times_ms = _core.judge_plan(
+            self.instance,
+            placed_plan(self.instance, stages),
+            self.iteration_ms,
+            self.iteration_ms * WORTH_ALL_RULES,
+            deadline,
+        )
         if not times_ms:
             return
-        self._pool[stages] = times_ms[0]
+        self._pool[stages] = rank_ms
         for rule, iteration_ms in zip(PORTFOLIO, times_ms, strict=True):
             self._keep(stages, rule, iteration_ms)
 
@@ -51,13 +59,13 @@ class Incumbent:
         self._pool[stages] = min(iteration_ms, self._pool.get(stages, np.inf))
         self._keep(stages, PORTFOLIO[rule], iteration_ms)
 
-    def offer_draft(self, draft: Draft) -> None:
+    def offer_draft(self, draft: Draft, deadline: float = np.inf) -> None:
         """Consider a complete plan, stages and schedule."""
         if any(stage.shares is not None or stage.recompute for stage in draft.stages):
             return  # the bound that comes with the result speaks of even shares
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
-        self.offer(draft.stages)
+        self.offer(draft.stages, deadline)
         if self._keep(draft.stages, "", draft.iteration_ms):
             self._draft = draft
 

@@ -6,7 +6,7 @@ Reference:
     the last r of these. Optimal for its order and objective, for each number of stages.
     Differs: the recursion in `_core/partition.cpp` takes fewer steps; the result is the same.
 
-Complexity: O(L D^3 + L^2 D^2) for each number of stages, less with a limit.
+Complexity: O(L D^3) for each number of stages, less with a limit.
 """
 
 from collections.abc import Sequence

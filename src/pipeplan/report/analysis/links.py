@@ -167,7 +167,7 @@ def _load(
 ) -> _Load:
     """`times` tensors of `size` bytes from one place to all places of another stage."""
     device = sender.devices[position]
-    per_ms = cost.bytes_per_ms_DD[device, targets.devices]
+    per_ms = cost.rates_between([device], targets.devices.tolist())[0]
     # Pairs of devices have their bandwidth to themselves: hosts are as busy as the busiest pair.
     largest = size * (sender.largest[position] * targets.largest)
     return _Load(
