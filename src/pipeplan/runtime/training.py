@@ -132,8 +132,6 @@ class Pipeline(SavedTraining):
             )
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
         settings = ReplicaSettings(
             layers=layers,
@@ -176,6 +174,8 @@ class Pipeline(SavedTraining):
         compares_batches: bool,
     ) -> None:
         """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
         options = watchdog or WatchdogOptions()
         with meeting_ranks(options):
             run = agree_on_run()
