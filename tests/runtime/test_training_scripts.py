@@ -23,7 +23,7 @@ from pipeplan.runtime import (  # noqa: E402
 )
 from pipeplan.runtime.checkpoints.exporting import export_checkpoint  # noqa: E402
 from runtime.samples import TinyLanguageModel, cut_plan, make_mlp, mlp_loss, token_loss  # noqa: E402
-from runtime.workers import run_ranks, share_from_first  # noqa: E402
+from runtime.workers import Ranks, run_ranks, share_from_first  # noqa: E402
 
 NUM_RANKS = 4
 NAMES = ["before", "blocks.0", "blocks.1", "blocks.2", "behind"]
@@ -510,6 +510,21 @@ def play(rank):
 
 def test_all_scenes():
     run_ranks(NUM_RANKS, play, timeout_s=300)
+
+
+def disagree(rank):
+    """One rank updates, the other keeps its gradients."""
+    plan = cut_plan(MLP_NAMES, [0, 2], [1, 1], 2, 4)
+    torch.manual_seed(1)
+    with Pipeline(plan, make_mlp().double(), mlp_loss, adamw) as pipeline:
+        pipeline.step(*numbers(0), update=rank != 1)
+
+
+def test_ranks_that_disagree_on_the_update_are_refused(tmp_path):
+    with Ranks(2, disagree, stderr=tmp_path / "stderr") as ranks:
+        assert ranks.wait(60) == [1, 1]
+        said = (tmp_path / "stderr").read_text() + ranks.error(0) + ranks.error(1)
+    assert "rank 1 is in accumulation step 0, but rank 0 in training step 0" in said
 
 
 def test_groups_are_made_of_plain_options():
