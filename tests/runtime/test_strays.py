@@ -88,7 +88,6 @@ def run(tmp_path, way, stray, options=QUICK):
     [
         (sit_in_barrier, 1, "sits in barrier at test_strays.py:"),
         (close_early, 2, "closed its pipeline after call 4, but rank 0 is in step (call 5)"),
-        (evaluate_instead, 1, "calls evaluate where rank"),
         (save_alone, 0, "calls save where rank"),
         (skip_a_step, 1, "sits in barrier at test_strays.py:"),
     ],
@@ -99,6 +98,15 @@ def test_a_stray_rank_is_named(tmp_path, way, stray, what):
     last = [line for line in lines if line.endswith("; all ranks end")]
     assert len(last) == 1, lines
     assert last[0].startswith(f"rank {stray} (stage {stray} on d{stray}) {what}")
+    assert 0 not in codes
+
+
+def test_a_rank_that_evaluates_while_others_train_is_named(tmp_path):
+    """The step's first exchange finds it, on whichever rank is the first to see it."""
+    lines, codes, _ = run(tmp_path, evaluate_instead, 1)
+    last = [line for line in lines if line.endswith("; all ranks end")]
+    assert len(last) == 1, lines
+    assert "rank 1 is in evaluation step 3" in last[0] or "rank 1 (stage 1 on d1) calls" in last[0]
     assert 0 not in codes
 
 
