@@ -38,16 +38,19 @@ class Mode(IntEnum):
     """What the ranks do with the batch."""
 
     TRAINING = 0
-    EVALUATION = 1
+    ACCUMULATION = 1
+    """Training without an update yet."""
+    EVALUATION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
     """What all ranks know of a batch."""
 
+    mode: Mode
     rows: int
     key: int
-    """Stands for the mode and for the shapes of the batch."""
+    """Stands for the shapes of the batch, and for evaluation or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +109,16 @@ class BatchAgreement:
         for child in self._children:
             self._send(notice, child, TAG, transport)
         self._compare_targets(own, notice, transport)
-        return Agreed(rows=notice.rows, key=notice.key)
+        return Agreed(mode=mode, rows=notice.rows, key=notice.key)
 
     def _describe(self, batch: Any, targets: Any, mode: Mode, step: int) -> _Notice:
         rows = num_rows(batch, "batch") if batch is not None else 0
+        prefix = f"{mode is Mode.EVALUATION}/{rows}"
         return _Notice(
             step=step,
             mode=mode,
             rows=rows,
-            key=shape_key(batch, f"{mode.name}/{rows}") if batch is not None else 0,
+            key=shape_key(batch, prefix) if batch is not None else 0,
             batch=self._fingerprint(batch, step),
             targets=self._fingerprint(targets, step),
         )

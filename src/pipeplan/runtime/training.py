@@ -266,7 +266,8 @@ class Pipeline(SavedTraining):
 
     def _train(self, batch: Any, targets: Any, update: bool) -> float:
         self._start_s = time.perf_counter()
-        blocks, stats = self._begin(batch, targets, Mode.TRAINING, reduces=update)
+        mode = Mode.TRAINING if update else Mode.ACCUMULATION
+        blocks, stats = self._begin(batch, targets, mode)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -302,7 +303,7 @@ class Pipeline(SavedTraining):
         return self._take_stats(stats)
 
     def _begin(
-        self, batch: Any, targets: Any, mode: Mode, *, reduces: bool = True
+        self, batch: Any, targets: Any, mode: Mode
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
@@ -318,18 +319,10 @@ class Pipeline(SavedTraining):
         )
         if self._replica is None:
             return None, stats
-        blocks = self._make_blocks(self._replica, batch, targets, agreed, stats, reduces=reduces)
-        return blocks, stats
+        return self._make_blocks(self._replica, batch, targets, agreed, stats), stats
 
     def _make_blocks(
-        self,
-        replica: Replica,
-        batch: Any,
-        targets: Any,
-        agreed: Agreed,
-        stats: torch.Tensor,
-        *,
-        reduces: bool,
+        self, replica: Replica, batch: Any, targets: Any, agreed: Agreed, stats: torch.Tensor
     ) -> StepBlocks:
         """The blocks of a step, with what they need."""
         rows, routing = agreed.rows, self._router.route(agreed.rows)
@@ -341,7 +334,7 @@ class Pipeline(SavedTraining):
         total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
         return StepBlocks(
             step=self.num_batches,
-            reduces=reduces,
+            reduces=agreed.mode is Mode.TRAINING,
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
