@@ -111,6 +111,15 @@ def test_a_stray_rank_is_named(tmp_path, way, stray, what):
     assert 0 not in codes
 
 
+def test_a_rank_that_evaluates_while_others_train_is_named(tmp_path):
+    """The step's first exchange finds it, on whichever rank is the first to see it."""
+    lines, codes, _ = run(tmp_path, evaluate_instead, 1)
+    last = [line for line in lines if line.endswith("; all ranks end")]
+    assert len(last) == 1, lines
+    assert "rank 1 is in evaluation step 3" in last[0] or "rank 1 (stage 1 on d1) calls" in last[0]
+    assert 0 not in codes
+
+
 def test_a_busy_rank_is_waited_for_with_a_line(tmp_path):
     lines, codes, errors = run(tmp_path, dawdle, 1)
     assert codes == [0, 0, 0], errors

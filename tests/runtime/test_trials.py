@@ -78,12 +78,14 @@ class Launch:
     def _start_torchrun(self, environment):
         command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3")
         with open(self.folder / "stderr", "a") as said:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 [*command, "--master-port", environment["MASTER_PORT"], __file__],
                 env={**os.environ, **environment},
                 stdout=said,
                 stderr=said,
-            ).pid
+            )
+        started.returncode = 0  # `wait` collects it like a forked rank
+        return started.pid
 
     def _fork(self, environment):
         pid = os.fork()

@@ -11,12 +11,14 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
+from pipeplan.pipeline import Block, Kind  # noqa: E402
 from pipeplan.runtime.supervision import ending  # noqa: E402
 from pipeplan.runtime.supervision import watchdog as watchdog_module  # noqa: E402
 from pipeplan.runtime.supervision.error_policy import (  # noqa: E402
     blame_for_error,
     in_set_up,
 )
+from pipeplan.runtime.supervision.patient_clock import PatientClock  # noqa: E402
 from pipeplan.runtime.supervision.processes import Process  # noqa: E402
 from pipeplan.runtime.supervision.status_board import (  # noqa: E402
     Beat,
@@ -240,3 +242,31 @@ def test_hostile_names_and_errors_stay_one_harmless_line(capfd):
     assert err.count("\n") == 1
     assert err.startswith("pipeplan: rank 0 (stage 0 on ?[2J?gpu rank 9 died) raised ValueError: ")
     assert err.rstrip("\n").isprintable()
+
+
+def test_the_first_block_of_its_kind_may_compile():
+    """Then the limit is short, and the line says which option to raise."""
+    options = WatchdogOptions(beat_s=0.02, hang_timeout_s=0.5, first_block_timeout_s=60.0)
+    store = dist.HashStore()
+    watchdog = Watchdog(store, 0, ["a"], options, lambda code: None)
+    board = StatusBoard(store, 0, 1)
+    first, second = Block(Kind.FORWARD, 0, 0), Block(Kind.FORWARD, 0, 1)
+    with watchdog.call("step"):
+        watchdog.enter(State.COMPUTING, first)
+        time.sleep(1.5)
+        assert board.read_failure() is None
+        watchdog.enter(State.COMPUTING, second)
+        deadline = time.monotonic() + 20
+        while board.read_failure() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+    reason = board.read_failure().reason
+    assert reason.startswith("hangs: 0F1 has run for ")
+    assert reason.endswith("if a block may take longer, raise hang_timeout_s (0.5 s)")
+    watchdog.close()
+
+
+def test_a_clock_does_not_count_a_pause_of_its_process():
+    clock = PatientClock(beat_s=0.1)
+    time.sleep(1.0)
+    assert clock.tick() <= 0.2
+    assert clock.now_s <= 0.2

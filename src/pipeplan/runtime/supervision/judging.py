@@ -118,7 +118,7 @@ def _absent(beats: Sequence[Beat], options: WatchdogOptions) -> Failure | Waitin
     what, limit_s = _activity(beats[behind], options)
     age_s = beats[behind].age_s
     if beats[behind].state is not State.COMPUTING and min(wait_s, age_s) > limit_s:
-        remedy = f"if that may take longer, raise outside_timeout_s ({limit_s:.0f} s)"
+        remedy = f"if that may take longer, raise outside_timeout_s ({limit_s:g} s)"
         what = what.removeprefix("is ")
         reason = f"hangs: {what} for {age_s:.0f} s while others wait; {remedy}"
         return Failure(rank=behind, reason=reason)

@@ -293,7 +293,7 @@ class Watchdog:
         return Failure(
             rank=self._rank,
             reason=f"hangs: {status.doing} has run for {age_s:.0f} s{at}; if a block may take"
-            f" longer, raise {name} ({limit_s:.0f} s)",
+            f" longer, raise {name} ({limit_s:g} s)",
         )
 
     def _on_this_host(self) -> Failure | None:
