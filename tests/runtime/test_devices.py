@@ -4,6 +4,7 @@ import contextlib
 import copy
 import threading
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -70,8 +71,8 @@ def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch, has_agent_store)
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(has_agent_store))
-    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "PrefixStore", lambda *_: None)
+    monkeypatch.setattr(dist, "TCPStore", MagicMock())
+    monkeypatch.setattr(dist, "PrefixStore", MagicMock())
     monkeypatch.setattr(launching, "agree_on_start", lambda *_, **__: "name")
 
     def init(backend, *, device_id=None, **_):
