@@ -64,16 +64,14 @@ def test_without_torchrun_the_program_has_chosen(cuda):
     assert choose_cuda_device() is None
 
 
-@pytest.mark.parametrize("has_agent_store", [False, True])
-def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch, has_agent_store):
+def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch):
     """Before the first collective; the group knows the device, so that it connects at once."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(has_agent_store))
-    monkeypatch.setattr(dist, "TCPStore", MagicMock())
     monkeypatch.setattr(dist, "PrefixStore", MagicMock())
-    monkeypatch.setattr(launching, "agree_on_start", lambda *_, **__: "name")
+    monkeypatch.setattr(launching, "Arrival", MagicMock())
+    monkeypatch.setattr(launching, "_meet", lambda *_: (MagicMock(), []))
 
     def init(backend, *, device_id=None, **_):
         cuda.calls.append(("init", backend, str(device_id)))
