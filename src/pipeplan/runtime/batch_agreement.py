@@ -129,9 +129,7 @@ class BatchAgreement:
     def _compare(self, own: _Notice, notice: _Notice, *, has_batch: bool) -> None:
         """Refuse what differs from the first rank's."""
         first = f"rank {self._source}"
-        # Whether this step updates is compared at its end, where all ranks find out.
-        evaluates = [each.mode == Mode.EVALUATION for each in (own, notice)]
-        if evaluates[0] != evaluates[1] or own.step != notice.step:
+        if (own.mode, own.step) != (notice.mode, notice.step):
             raise RuntimeMismatchError(
                 f"step: rank {self._rank} is in {_where(own)}, but {first} in {_where(notice)};"
                 " all ranks call step and evaluate in the same order"
