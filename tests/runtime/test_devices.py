@@ -4,7 +4,7 @@ import contextlib
 import copy
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -69,9 +69,9 @@ def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr(dist, "PrefixStore", lambda *_: None)
-    monkeypatch.setattr(launching, "_meet", lambda *_: (SimpleNamespace(clone=lambda: None), []))
-    monkeypatch.setattr(launching, "Arrival", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(dist, "PrefixStore", MagicMock())
+    monkeypatch.setattr(launching, "Arrival", MagicMock())
+    monkeypatch.setattr(launching, "_meet", lambda *_: (MagicMock(), []))
 
     def init(backend, *, device_id=None, **_):
         cuda.calls.append(("init", backend, str(device_id)))
