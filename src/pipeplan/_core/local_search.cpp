@@ -124,8 +124,9 @@ class Search {
             const double k = static_cast<double>(stage.devices.size());
             if (!stage.costs_known) {
                 spent_ += kUnitsPerPair * k * k;
-                stage.costs_known = cost_stage(in_, stage.first_layer, stage.end_layer,
-                                               stage.devices, stage.costs);
+                stage.costs_known =
+                    cost_stage(in_, stage.first_layer, stage.end_layer,
+                               links_of_set(in_, stage.devices), stage.devices, 0, stage.costs);
                 if (!stage.costs_known) return false;
                 const StageCosts& costs = stage.costs;
                 if (M * (costs.forward + costs.backward) + costs.all_reduce > most_ms) return false;
