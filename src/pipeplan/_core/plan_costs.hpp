@@ -18,32 +18,46 @@ inline bool has_host_links(const Instance& in) {
     return !in.bytes_per_ms.is_full() && in.latency_ms.is_one_number();
 }
 
-// The costs of a stage; false if a path is missing or if a stage may not have so many devices.
-inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
-                       const std::vector<int>& devices, StageCosts& costs) {
-    double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
-    for (int u : devices) speed = std::min(speed, in.speed[u]);
-    const bool by_hosts = has_host_links(in);
-    if (by_hosts) {
-        slowest = in.bytes_per_ms.least_inside(devices);
-        latency_ms = in.latency_ms.one_number();
+// What the costs of a stage depend on, of its devices.
+struct SetLinks {
+    int num_devices;
+    double slowest_speed, slowest_bytes_per_ms, latency_ms;
+};
+
+inline SetLinks links_of_set(const Instance& in, const std::vector<int>& devices) {
+    SetLinks links{static_cast<int>(devices.size()), kInfinity, kInfinity, 0.0};
+    for (int u : devices) links.slowest_speed = std::min(links.slowest_speed, in.speed[u]);
+    if (has_host_links(in)) {
+        links.slowest_bytes_per_ms = in.bytes_per_ms.least_inside(devices);
+        links.latency_ms = in.latency_ms.one_number();
+        return links;
     }
-    for (std::size_t a = 0; !by_hosts && a < devices.size(); ++a) {
-        const int u = devices[a];
+    for (int u : devices) {
         for (int v : devices) {
             if (u == v) continue;
-            slowest = std::min(slowest, in.bytes_per_ms(u, v));
-            latency_ms = std::max(latency_ms, in.latency_ms(u, v));
+            links.slowest_bytes_per_ms = std::min(links.slowest_bytes_per_ms, in.bytes_per_ms(u, v));
+            links.latency_ms = std::max(links.latency_ms, in.latency_ms(u, v));
         }
     }
-    const int k = static_cast<int>(devices.size());
-    const Ring ring = make_ring(in, k, slowest, latency_ms);
+    return links;
+}
+
+// The costs of a stage; false if a path is missing or if a stage may not have so many devices.
+inline bool cost_stage(const Instance& in, int first_layer, int end_layer, const SetLinks& links,
+                       StageCosts& costs) {
+    const Ring ring =
+        make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms);
     if (!ring.connected) return false;
-    const double rate = 1.0 / (k * speed);
+    const double rate = 1.0 / (links.num_devices * links.slowest_speed);
     costs = {rate * in.forward_ms(first_layer, end_layer),
              rate * in.backward_ms(first_layer, end_layer),
              ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
     return true;
+}
+
+inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
+                       const std::vector<int>& devices, StageCosts& costs) {
+    return cost_stage(in, first_layer, end_layer, links_of_set(in, devices), costs);
 }
 
 // The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing.
