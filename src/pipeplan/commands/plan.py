@@ -86,9 +86,10 @@ def plan_command(
         print_json(plan_document(made))
     elif not is_stdout(output, report):
         print_plan(made)
-    from pipeplan.checker import memory_excesses
+    from pipeplan.checker import memory_warning
 
-    for excess in memory_excesses(made):
+    excess = memory_warning(made)
+    if excess is not None:
         say(f"warning: {excess}")
 
 
