@@ -89,7 +89,7 @@ def plan_command(
     from pipeplan.checker import memory_warning
 
     excess = memory_warning(made)
-    if excess is not None:
+    if excess:
         say(f"warning: {excess}")
 
 
