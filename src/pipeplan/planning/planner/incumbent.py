@@ -76,8 +76,12 @@ class Incumbent:
 
     def offer_draft(self, draft: Draft, deadline: float = np.inf) -> None:
         """Consider a complete plan, stages and schedule."""
-        if any(stage.shares is not None or stage.recompute for stage in draft.stages):
-            return  # the bound that comes with the result speaks of even shares
+        # The bound that comes with the result speaks of even shares, and of recomputation only
+        # where memory counts.
+        if not self.limits.whole_samples and any(s.shares is not None for s in draft.stages):
+            return
+        if not self.limits.memory and any(stage.recompute for stage in draft.stages):
+            return
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
         self.offer(draft.stages, deadline)
