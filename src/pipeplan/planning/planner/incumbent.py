@@ -15,6 +15,8 @@ __all__ = ["Incumbent"]
 
 WORTH_ALL_RULES = 1.03
 """A plan within this factor of the best under PE is tried under every rule."""
+NUM_DEADLINES = 4
+"""Schedules that are tried for a plan beyond the portfolio; the first is nearly always the best."""
 REALLY_FASTER = 1 - 1e-12
 """By less than this, two plans take the same time, and the first one stays."""
 
@@ -32,6 +34,7 @@ class Incumbent:
     """The schedule of the best plan; empty where `_draft` brought its own."""
     _draft: Draft | None = None
     _pool: dict[tuple[Stage, ...], float] = field(default_factory=dict)
+    _polished: set[tuple[Stage, ...]] = field(default_factory=set)
 
     def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
         """Consider stages under the whole portfolio; those that lack a path are passed over.
@@ -68,6 +71,25 @@ class Incumbent:
         self.offer(draft.stages, deadline)
         if self._keep(draft.stages, "", draft.iteration_ms):
             self._draft = draft
+
+    def polish(self, num_plans: int, deadline: float = np.inf) -> None:
+        """Look for faster schedules of the best plans (`_core/schedule_search.cpp`).
+
+        Raises `DeadlineError` at the deadline.
+        """
+        for stages in self.ranked()[:num_plans]:
+            if stages in self._polished:
+                continue
+            self._polished.add(stages)
+            _, iteration_ms, codes = _core.best_schedule(
+                self.cost.pipeline_costs(stages).for_kernels(),
+                self.num_microbatches,
+                self.iteration_ms,
+                NUM_DEADLINES,
+                deadline,
+            )
+            if len(codes) and self._keep(stages, "", iteration_ms):
+                self._draft = Draft(stages=stages, codes=codes, iteration_ms=iteration_ms)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
