@@ -53,9 +53,8 @@ def _summary(analysis: PlanAnalysis) -> Text:
         if plan.predicted.schedule_guarantee_ms is not None:
             text.append(f", guaranteed <= {humanise_ms(plan.predicted.schedule_guarantee_ms)}")
         text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} peak")
-        if plan.predicted.bound is not None:
-            verdict = plan.predicted.bound.verdict(iteration_ms)
-            text.append(f"\n{verdict}", style="bold")
+        if analysis.verdict is not None:
+            text.append(f"\n{analysis.verdict}", style="bold")
     text.append(f" (planner {_short(plan.planner)}; times in ms)")
     return text
 
