@@ -64,6 +64,15 @@ def _notes(comparison: Comparison) -> list[Text]:
     notes = []
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
+    split = [row for row in comparison.rows if row.has_whole_samples is False]
+    if split:
+        names = ", ".join(_short(row.planner) for row in split)
+        notes.append(Text(f"splits samples, which cannot be run: {names}", style="red"))
+    notes += [
+        Text(f"{_short(row.planner)}: breaks a constraint: {row.broken_constraint}", style="red")
+        for row in comparison.rows
+        if row.broken_constraint is not None
+    ]
     notes += [
         Text(f"{_short(row.planner)}: no plan: {printable(row.infeasible_reason or '')}")
         for row in comparison.rows
