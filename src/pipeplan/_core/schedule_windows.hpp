@@ -1,7 +1,7 @@
 // When each block of a pipeline can run, if the whole iteration has to end by a deadline.
 //
 // Every block has a head, before which it cannot start, and a tail, the time that still passes after
-// it. Microbatches go through every stage in one order (docs/theory.md, section 7). So the blocks of a
+// it. Microbatches go through every stage in one order (docs/theory.md, section 8). So the blocks of a
 // stage are two rows, forwards and backwards, and an order of them is a path in a grid: (i, j) means
 // that i forwards and j backwards are done. The earliest arrival at each point of the grid, and the
 // least time from there to the end, say which steps are possible, and so raise heads and tails.
