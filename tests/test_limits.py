@@ -150,10 +150,7 @@ class TestWholeSamples:
             problem = make_problem(model, cluster, microbatches)
             instance = problem.within_samples().kernel_instance()
             stages = tuple(
-                replace(
-                    shared_stage(instance, stage.layers, stage.devices),
-                    recompute=rng.random() < 0.3,
-                )
+                shared_stage(instance, stage.layers, stage.devices, recompute=rng.random() < 0.3)
                 for stage in random_cover(rng, model, cluster)
             )
             placed = placed_plan(instance, stages)

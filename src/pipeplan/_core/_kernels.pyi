@@ -73,8 +73,10 @@ class Instance:
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
-    def shares(self, devices: Sequence[int]) -> list[float]:
-        """The share of a microbatch that each of these devices takes."""
+    def shares(
+        self, devices: Sequence[int], first_layer: int, end_layer: int, mode: int = 0
+    ) -> list[float]:
+        """The share of a microbatch that each device of a stage takes."""
     def with_layers(
         self,
         *,

@@ -143,9 +143,12 @@ void require_devices(const Instance& instance, const std::vector<int>& devices) 
     for (int u : devices) require(u >= 0 && u < instance.num_devices, "devices: one is unknown");
 }
 
-std::vector<double> py_shares(const Instance& instance, const std::vector<int>& devices) {
+std::vector<double> py_shares(const Instance& instance, const std::vector<int>& devices,
+                              int first_layer, int end_layer, int mode) {
     require_devices(instance, devices);
-    return instance.shares(devices);
+    require(first_layer >= 0 && first_layer < end_layer && end_layer <= instance.num_layers,
+            "layers: are none of the model's");
+    return shares_of_stage(instance, first_layer, end_layer, devices, mode);
 }
 
 std::vector<int> py_caps(const Instance& instance, const PlacedPlan& plan) {
@@ -397,7 +400,7 @@ void bind_classes(nb::module_& m) {
              "inside_bytes_per_ms"_a = std::vector<double>(),
              "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits())
         .def("on_devices", &Instance::on_devices, "order"_a)
-        .def("shares", &py_shares, "devices"_a)
+        .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
              "activation_bytes"_a = std::vector<double>())

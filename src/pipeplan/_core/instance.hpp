@@ -125,8 +125,9 @@ class Instance {
         return static_cast<double>(microbatch_size / num_devices + 1) / microbatch_size;
     }
     // The share of each of these devices. Whole samples are divided as evenly as can be; the fastest
-    // devices take one more, among equally fast ones those with the most memory.
-    std::vector<double> shares(const std::vector<int>& devices) const;
+    // devices take one more, among equally fast ones those with the most memory. With `by_memory` it
+    // is the other way round, for stages that do not fit else.
+    std::vector<double> shares(const std::vector<int>& devices, bool by_memory = false) const;
     // What enters a layer from those before it.
     double bytes_into(int layer) const {
         return layer ? output_bytes[layer - 1] : limits.input_bytes;

@@ -91,6 +91,10 @@ ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
 
+// The share of each device of a stage (Instance::shares), as far as memory allows.
+std::vector<double> shares_of_stage(const Instance& instance, int first_layer, int end_layer,
+                                    const std::vector<int>& devices, int mode);
+
 // The most microbatches that each stage of a plan may hold, at most all of them; empty if a stage
 // does not fit or has too many replicas, or if a path is missing.
 std::vector<int> caps_of(const Instance& instance, const PlacedPlan& plan);

@@ -45,6 +45,9 @@ struct DeviceSet {
     // The compute rates of exactly even shares and of whole samples as evenly as can be; the second
     // is 0 where there is no such difference. Only for sets that are known.
     double even_rate = 0.0, whole_rate = 0.0;
+    // The same if the devices with the most memory take more samples; a rate of 0: nothing differs.
+    Room room_by_memory = {};
+    double rate_by_memory = 0.0;
 };
 
 struct LinkPair {
@@ -237,8 +240,12 @@ class SuffixDp {
             }
             needs.state_bytes = in_.limits.state_bytes_per_parameter_byte * parameter_bytes;
             needs.activation_bytes += in_.activation_bytes.value(cut - 1);
-            if (!for_modes(in_, set.room, needs, stage, cut == L_,
-                           [&](const StageCosts& one, int mode) { put(one, cut, mode); }))
+            const auto put_mode = [&](const StageCosts& one, int mode) { put(one, cut, mode); };
+            if (for_modes(in_, set.room, needs, stage, cut == L_, put_mode)) continue;
+            const double slower = set.rate_by_memory / rate;
+            const StageCosts other{slower * stage.forward, slower * stage.backward, stage.all_reduce};
+            if (!(slower > 0) ||
+                !for_modes(in_, set.room_by_memory, needs, other, cut == L_, put_mode))
                 return;  // it only needs more with the cut
         }
     }
