@@ -7,6 +7,7 @@
 // lower bound than the states that wait.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <queue>
 #include <utility>
 #include <vector>
@@ -81,6 +82,7 @@ class PlanListing {
     std::vector<State> extend(int index, double limit_ms, double& steps) const {
         const State& state = states_[index];
         const Ahead ahead(states_, index);
+        const std::uint64_t used = devices_used(index);
         const DeviceSet set = topology_.set(state.node, state.option);
         const int rest = topology_.detach(state.node, state.option);
         std::vector<State> result;
@@ -103,7 +105,7 @@ class PlanListing {
             }
             for (int next : alive_[rest]) {
                 const int num = dp_.num_points(rest, next, cut);
-                if (num == 0) continue;
+                if (num == 0 || (used & topology_.bits(next))) continue;
                 const LinkPair links = topology_.links(rest, state.option, next);
                 if (!links.forward->connected()) continue;
                 const ChannelCosts channel =
@@ -149,6 +151,13 @@ class PlanListing {
         std::vector<std::pair<StageCosts, ChannelCosts>> stages;
         double forward = 0.0, work = 0.0;  // sums with the channels
     };
+
+    // Those of the first stages and of the open one, as far as the topology knows them.
+    std::uint64_t devices_used(int index) const {
+        std::uint64_t used = 0;
+        for (; index >= 0; index = states_[index].before) used |= topology_.bits(states_[index].option);
+        return used;
+    }
 
     // The bound of a plan whose open stage begins this suffix.
     double with_stages(const Ahead& ahead, Suffix suffix) const {

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "set_proof.hpp"
+#include "plan_proof.hpp"
 #include "set_topology.hpp"
 
 namespace pipeplan {
@@ -42,7 +42,7 @@ ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class
         result.candidates.plans.emplace_back(instance, end_layers(stages), topology.devices(options));
     }
     if (proof_steps > 0 && limits.limit_ms < kInfinity) {
-        SetProof proof(instance, topology, dp, limits.limit_ms, pool, control);
+        PlanProof<SetTopology> proof(instance, topology, dp, limits.limit_ms, pool, control);
         double& least_ms = result.candidates.least_ms;
         least_ms = std::max(least_ms, proof.run(proof_steps));
         result.found = proof.best();

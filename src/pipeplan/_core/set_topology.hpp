@@ -5,6 +5,7 @@
 // eight equal devices.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -37,6 +38,10 @@ class SetTopology {
         return {&links_[pair(option, next)], &links_[pair(next, option)]};
     }
     double head_speed(int node) const { return speed_.back() - speed_[node]; }
+    bool may_follow(int option, int next) const { return attach(next, option) >= 0; }
+    // Nodes know which devices are used, so a listing need not count them.
+    std::uint64_t bits(int) const { return 0; }
+    bool is_known(int) const { return true; }
 
     // Gives every stage its own devices of each class, from the option of each stage.
     std::vector<std::vector<int>> devices(const std::vector<int>& options) const {
