@@ -183,6 +183,18 @@ def prove_on_sets(
 ) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
     """As `plan_on_sets`, and single plans are looked at; also a faster plan with its schedule."""
 
+def prove_on_near_sets(
+    instance: Instance,
+    capacity: int,
+    proved_ms: float,
+    limit_ms: float,
+    dp_steps: float,
+    steps: float,
+    num_threads: int,
+    deadline: float = ...,
+) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
+    """As `prove_on_sets`, where only small sets of devices are known; without other plans."""
+
 def relaxed_bound(
     instance: Instance,
     buckets: Ints,

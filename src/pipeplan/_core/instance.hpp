@@ -25,6 +25,12 @@ struct PlanLimits {
     double input_bytes = 0.0;                    // into the first layer
     int min_stages = 1, max_stages = std::numeric_limits<int>::max();
     int first_device = -1, last_device = -1;     // serve the first and the last stage; -1: any
+
+    // Whether the number of stages or the devices at the ends matter. Single plans are then not listed.
+    bool has_constraints() const {
+        return min_stages > 1 || max_stages < std::numeric_limits<int>::max() || first_device >= 0 ||
+               last_device >= 0;
+    }
 };
 
 // How a stage runs, as bits of one number.

@@ -85,6 +85,11 @@ struct ProvedPlans {
 ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
                          const DpLimits& limits, double proof_steps, Pool& pool, Control& control);
 
+// The same where there are too many sets: only small ones are known, and of the larger ones the size.
+// `proved_ms` is known to be a bound, and rises. `dp_steps` says how much the recursion may look at.
+ProvedPlans prove_on_near_sets(const Instance& instance, const DpLimits& limits, double proved_ms,
+                               double dp_steps, double proof_steps, Pool& pool, Control& control);
+
 // A lower bound on the time of all plans. It knows only the size of each device set, and takes the
 // best links that sets of this size could have. Neighbouring sizes form groups; `buckets` has the
 // largest size of each group. Link rates form at most `max_levels` groups.

@@ -47,6 +47,7 @@ from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, plain_plan
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.simulator import Codes
 
 __all__ = ["plan_best"]
 
@@ -243,26 +244,48 @@ class _Search:
         if buckets is not None:
             relaxed_ms = relaxed_bound_ms(self.instance, buckets, limit_ms, num_threads, deadline)
             self._raise_bound(relaxed_ms, "relaxed")
-        if self.is_optimal or self.classes is None or not self.plans_on_sets:
-            return
+        if not self.is_optimal and self.plans_on_sets:
+            self._prove_on_sets()
+        elif not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
+            self._prove_on_near_sets()
+
+    def _prove_on_sets(self) -> None:
+        """All sets of devices, then single plans; both may give a better plan as well."""
+        assert self.classes is not None, "without classes there are too many sets"
         exact_ms, plans, found = _core.prove_on_sets(
             self.instance,
             self.classes,
             SET_CAPACITY,
-            limit_ms,
+            self.incumbent.iteration_ms,
             settings.NUM_SET_CANDIDATES,
             settings.MAX_PROOF_STEPS,
-            num_threads,
-            deadline,
+            self.problem.num_threads,
+            self.problem.deadline,
         )
         self._raise_bound(exact_ms, "exact-sets")
-        for iteration_ms, placed, codes in found:
-            self.incumbent.offer_draft(
-                Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms),
-                deadline,
-            )
+        self._offer_found(found)
         for placed in plans:
             self.offer(self._placed(placed))
+
+    def _prove_on_near_sets(self) -> None:
+        """Small sets of devices, as far as the effort allows."""
+        near_ms, _, found = _core.prove_on_near_sets(
+            self.instance,
+            SET_CAPACITY,
+            self.bound_ms,
+            self.incumbent.iteration_ms,
+            settings.NEAR_STEPS * self.problem.effort,
+            settings.MAX_PROOF_STEPS / 10,
+            self.problem.num_threads,
+            self.problem.deadline,
+        )
+        self._raise_bound(near_ms, "near-sets")
+        self._offer_found(found)
+
+    def _offer_found(self, found: list[tuple[float, _core.PlacedPlan, Codes]]) -> None:
+        for iteration_ms, placed, codes in found:
+            draft = Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms)
+            self.incumbent.offer_draft(draft, self.problem.deadline)
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.

@@ -13,10 +13,12 @@ __all__ = [
     "EQUAL_DEVICES_BUDGET",
     "MANY_MICROBATCHES",
     "MAX_CLASS_DEVICES",
+    "MAX_NEAR_DEVICES",
     "MAX_PARTITION_STEPS",
     "MAX_PROOF_STEPS",
     "MAX_SET_STEPS",
     "MAX_SET_TRIPLES",
+    "NEAR_STEPS",
     "NUM_SET_CANDIDATES",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -180,6 +182,10 @@ they took a third of the time with 1,000 layers, and were 7 and 31 % slower than
 MAX_PROOF_STEPS = 2e6
 """Suffixes that are looked at to list single plans on sets, about 10 nanoseconds each. A tenth is
 nearly always enough."""
+MAX_NEAR_DEVICES, NEAR_STEPS = 24, 3e7
+"""Devices up to which small sets are looked at one by one for the bound, and how many steps that
+may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten times the effort.
+With them the gap falls by half."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 
