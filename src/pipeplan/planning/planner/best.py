@@ -179,6 +179,22 @@ class _Search:
             orders = sorted(least_ms, key=least_ms.__getitem__)
         if self.settings.tries_partitions:
             self.offer_partitions()
+        if not self.incumbent.has_plan:
+            self.plan_on_more_orders()
+
+    def plan_on_more_orders(self) -> None:
+        """Look for any plan that fits: on orders by memory, then on random ones."""
+        rng = random.Random(self.problem.seed)
+        rooms_gb = [device.memory_gb or np.inf for device in self.problem.cluster.devices]
+        roomiest = tuple(sorted(range(self.num_devices), key=lambda u: -rooms_gb[u]))
+        shuffled = (
+            tuple(rng.sample(range(self.num_devices), self.num_devices))
+            for _ in range(settings.NUM_RANDOM_ORDERS)
+        )
+        for order in (roomiest, tuple(reversed(roomiest)), *shuffled):
+            if self.is_late or self.incumbent.has_plan:
+                return
+            self._plan_on_order(order, settings.ANY_PLAN)
 
     def _plan_on_order(self, order: tuple[int, ...], step: settings.Step) -> float:
         """Offer the best plans on an order, and return the least bound of a plan on it."""

@@ -10,6 +10,7 @@ from enum import Enum
 from math import inf
 
 __all__ = [
+    "ANY_PLAN",
     "EQUAL_DEVICES_BUDGET",
     "MANY_MICROBATCHES",
     "MAX_CLASS_DEVICES",
@@ -19,6 +20,7 @@ __all__ = [
     "MAX_SET_STEPS",
     "MAX_SET_TRIPLES",
     "NEAR_STEPS",
+    "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -160,6 +162,8 @@ TABLE = tuple(
     )
 )
 
+ANY_PLAN, NUM_RANDOM_ORDERS = Step(Sizes.QUARTERS, 1, 1), 16
+"""How plans are looked for that fit, where the usual orders have none, and on how many orders."""
 MAX_PUBLISHED_LAYERS = 128
 """Layers beyond which only the quickest published plans are tried: most of the published recursions
 take the square of the layers or more."""
