@@ -90,7 +90,7 @@ class Instance:
         """Another model on the same devices."""
     @property
     def has_equal_devices(self) -> bool:
-        """Whether all devices have one speed and all links one rate and one latency."""
+        """Whether all devices are alike: speed, memory, links, and none has to serve a stage."""
     @property
     def num_layers(self) -> int: ...
     @property

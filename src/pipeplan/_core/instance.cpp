@@ -226,7 +226,10 @@ std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_me
 }
 
 bool Instance::has_equal_devices() const {
-    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
+    const std::vector<double>& memory = limits.memory_bytes;
+    const bool has_ends = limits.first_device >= 0 || limits.last_device >= 0;
+    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() && !has_ends &&
+           std::all_of(memory.begin(), memory.end(), [&](double m) { return m == memory[0]; }) &&
            std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
 }
 

@@ -116,7 +116,8 @@ class Instance {
     // Another model on the same devices.
     Instance with_layers(LayerCosts layers) const;
 
-    // Whether all devices have one speed and all links one rate and one latency.
+    // Whether all devices have one speed and one memory, all links one rate and one latency, and no
+    // device has to serve a certain stage.
     bool has_equal_devices() const;
     // Whether links can be read by index.
     bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }

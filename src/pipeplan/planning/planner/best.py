@@ -144,13 +144,22 @@ class _Search:
         self.offer_even_split(self.orders[0])
         if self.instance.has_equal_devices:
             return  # every order looks the same
-        self.orders = device_orders(
+        orders = device_orders(
             self.cost,
             by_cuts=self.settings.orders_by_cuts,
             most=self.settings.num_orders,
             deadline=self.problem.deadline,
         )
+        self.orders = list(dict.fromkeys(map(self._with_ends, orders)))
         self.offer_even_split(self.orders[0])
+
+    def _with_ends(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """The order with the devices of `first_on` and `last_on` at its ends."""
+        first, last = self.problem.limits.first_on, self.problem.limits.last_on
+        middle = [device for device in order if device not in (first, last)]
+        front = [] if first is None else [first]
+        back = [] if last is None or last == first else [last]
+        return (*front, *middle, *back)
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
         """As many stages as there can be, one device each."""
@@ -191,7 +200,7 @@ class _Search:
             tuple(rng.sample(range(self.num_devices), self.num_devices))
             for _ in range(settings.NUM_RANDOM_ORDERS)
         )
-        for order in (roomiest, tuple(reversed(roomiest)), *shuffled):
+        for order in map(self._with_ends, (roomiest, roomiest[::-1], *shuffled)):
             if self.is_late or self.incumbent.has_plan:
                 return
             self._plan_on_order(order, settings.ANY_PLAN)
