@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeplan.report.html import write_report
     from pipeplan.report.picture import plot
     from pipeplan.report.trace import write_trace
+    from pipeplan.shared_links import SharedLink
     from pipeplan.version import VERSION as __version__
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Prediction",
     "Schedule",
     "ScheduleError",
+    "SharedLink",
     "Stage",
     "Timeline",
     "Verdict",
@@ -110,6 +112,7 @@ _NAMES_IN = {
     "report.picture": ("plot",),
     "report.trace": ("write_trace",),
     "replaying": ("simulate",),
+    "shared_links": ("SharedLink",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
