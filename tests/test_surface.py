@@ -221,17 +221,20 @@ ROOMS = [
     {"errors"},
     {"validation", "version"},
     {"profile"},
+    {"host_matrix", "shared_links"},
     {"cluster"},
     {"blocks"},
     {"pipeline"},
     {"host_links"},
     {"documents"},
     {"_core"},
+    {"contention"},
     {"cost"},
     {"simulator"},
     {"schedules"},
     {"figures"},
     {"plain_replay"},
+    {"plain_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
     {"planning.problem", "planning.same_file"},
@@ -253,7 +256,7 @@ ROOMS = [
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
 MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
-CHECKER_MAY_IMPORT = {"cost", "errors", "pipeline", "plain_replay"}
+CHECKER_MAY_IMPORT = {"cost", "errors", "pipeline", "plain_flows", "plain_replay"}
 
 
 def modules() -> list[Path]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
+from pipeplan.plain_flows import replay_flows
 from pipeplan.plain_replay import block_name, replay
 
 __all__ = [
@@ -75,15 +76,24 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     cost = CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     try:
-        # Views of the arrays take no room and give plain integers.
-        ends_ms = replay(costs, [plan.schedule.codes(n).data for n in range(len(plan.stages))])
+        stage_ends_ms = _replayed_ends(plan, costs)
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
-    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, ends_ms)))
+    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, stage_ends_ms)))
     too_much = memory_excesses(plan, cost)
     if strict_memory:
         return Verdict(errors=tuple(_first_few(chain(stale, too_much))), stale=tuple(stale))
     return Verdict(errors=tuple(stale), warnings=tuple(too_much), stale=tuple(stale))
+
+
+def _replayed_ends(plan: Plan, costs: PipelineCosts) -> list[float]:
+    """When each stage's all-reduce ends."""
+    if plan.cluster.links:
+        return replay_flows(plan, costs)[1]
+    # Views of the arrays take no room and give plain integers.
+    ends_ms = replay(costs, [plan.schedule.codes(n).data for n in range(len(plan.stages))])
+    all_reduce_ms = costs.all_reduce_ms_S.tolist()
+    return [ends[-1] + all_reduce_ms[stage] for stage, ends in enumerate(ends_ms)]
 
 
 def structural_errors(plan: Plan) -> list[str]:
@@ -299,11 +309,11 @@ def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
 
 
 def _replayed_figures(
-    plan: Plan, cost: CostModel, costs: PipelineCosts, ends_ms: Sequence[Sequence[float]]
+    plan: Plan, cost: CostModel, costs: PipelineCosts, stage_ends_ms: Sequence[float]
 ) -> Prediction:
     """What the plan should predict; its guarantee as if its schedule were PE's."""
     all_reduce_ms = costs.all_reduce_ms_S.tolist()
-    iteration_ms = max(ends[-1] + all_reduce_ms[stage] for stage, ends in enumerate(ends_ms))
+    iteration_ms = max(stage_ends_ms)
     busy_ms = plan.microbatches * math.fsum(
         ms for stage in plan.stages for ms in cost.device_compute_ms(stage)
     )

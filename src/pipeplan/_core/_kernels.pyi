@@ -20,9 +20,35 @@ class PipelineCosts:
         send_backward_ms: Floats,
         all_reduce_ms: Floats,
         half_duplex: bool,
-    ) -> None: ...
+        flows: PlanFlows | None = ...,
+    ) -> None:
+        """With flows, they decide the times of transfers and all-reduces."""
     @property
     def num_stages(self) -> int: ...
+
+class SharedLinks:
+    """Links that several devices share; `host_of` has the host of each device."""
+
+    def __init__(
+        self,
+        *,
+        members: Sequence[Sequence[int]],
+        out_bytes_per_ms: Sequence[float],
+        in_bytes_per_ms: Sequence[float],
+        host_of: Sequence[int],
+    ) -> None: ...
+
+class PlanFlows:
+    """What every transfer and all-reduce of a plan sends between which devices."""
+
+    def __init__(
+        self,
+        *,
+        instance: Instance,
+        end_layer: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        shares: Sequence[Sequence[float]],
+    ) -> None: ...
 
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""
@@ -44,6 +70,7 @@ class Instance:
         max_replicas: int,
         host_of: Sequence[int] = ...,
         inside_bytes_per_ms: Sequence[float] = ...,
+        shared: SharedLinks | None = ...,
     ) -> None:
         """Links are full matrices, or one number each.
 
@@ -80,9 +107,10 @@ class PlacedPlan:
     @property
     def devices(self) -> list[list[int]]: ...
 
-Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats]
+Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats, Floats | None, Floats | None]
 """order [S, 2M], block_start_ms [S, 2M], sent [C, 2, M], transfer_start_ms [C, 2, M],
-blocks_done [S], stage_end_ms [S]; sent and order hold codes: m is F(m), -1 - m is B(m)."""
+blocks_done [S], stage_end_ms [S]; with flows transfer_end_ms [C, 2, M] and
+all_reduce_end_ms [S]. `sent` and `order` hold codes: m is F(m), -1 - m is B(m)."""
 
 def device_classes(instance: Instance) -> list[int]:
     """For each device the number of its class; devices of a class can be exchanged."""

@@ -4,6 +4,7 @@
 // KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -78,16 +79,25 @@ auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
 // ---------------------------------------------------------------------------- classes
 
 void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vector send_forward,
-                     Vector send_backward, Vector all_reduce, bool half_duplex) {
+                     Vector send_backward, Vector all_reduce, bool half_duplex,
+                     std::shared_ptr<PlanFlows> flows) {
     new (self) PipelineCosts(to_vector(forward), to_vector(backward), to_vector(send_forward),
-                             to_vector(send_backward), to_vector(all_reduce), half_duplex);
+                             to_vector(send_backward), to_vector(all_reduce), half_duplex,
+                             std::move(flows));
+}
+
+void construct_flows(PlanFlows* self, const Instance& instance, const std::vector<int>& end_layer,
+                     std::vector<std::vector<int>> devices,
+                     std::vector<std::vector<double>> shares) {
+    new (self) PlanFlows(instance, end_layer, {std::move(devices), std::move(shares)});
 }
 
 void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
                         Vector gradient_bytes, Vector parameter_bytes, Vector speed,
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
                         int num_microbatches, int microbatch_size, int max_replicas,
-                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms) {
+                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
+                        std::shared_ptr<SharedLinks> shared) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes)};
     const std::size_t V = speed.shape(0);
@@ -106,7 +116,7 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
     };
     DeviceLinks links{to_vector(speed),
                       pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
-                      pairs(latency_ms, {}, {}, "latency_ms")};
+                      pairs(latency_ms, {}, {}, "latency_ms"), std::move(shared)};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
                         microbatch_size, max_replicas);
 }
@@ -131,7 +141,13 @@ nb::tuple trace_to_python(Trace&& trace, const CostsView& costs) {
                           to_numpy(std::move(trace.sent), {S - 1, 2, M}),
                           to_numpy(std::move(trace.transfer_start_ms), {S - 1, 2, M}),
                           to_numpy(std::move(trace.blocks_done), {S}),
-                          to_numpy(std::move(trace.stage_end_ms), {S}));
+                          to_numpy(std::move(trace.stage_end_ms), {S}),
+                          costs.flows ? nb::cast(to_numpy(std::move(trace.transfer_end_ms),
+                                                          {S - 1, 2, M}))
+                                      : nb::none(),
+                          costs.flows
+                              ? nb::cast(to_numpy(std::move(trace.all_reduce_end_ms), {S}))
+                              : nb::none());
 }
 
 nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
@@ -319,15 +335,24 @@ NB_MODULE(_kernels, m) {
 
     nb::class_<PipelineCosts>(m, "PipelineCosts")
         .def("__init__", &construct_costs, "forward_ms"_a, "backward_ms"_a, "send_forward_ms"_a,
-             "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a)
+             "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a, "flows"_a.none() = nb::none())
         .def_prop_ro("num_stages", &PipelineCosts::num_stages);
+
+    nb::class_<SharedLinks>(m, "SharedLinks")
+        .def(nb::init<std::vector<std::vector<int>>, const std::vector<double>&,
+                      const std::vector<double>&, std::vector<int>>(),
+             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a);
+
+    nb::class_<PlanFlows>(m, "PlanFlows")
+        .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
+             "shares"_a);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
-             "inside_bytes_per_ms"_a = std::vector<double>())
+             "inside_bytes_per_ms"_a = std::vector<double>(), "shared"_a.none() = nb::none())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a)

@@ -155,11 +155,13 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
       bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
-      layers_(std::move(layers)) {
+      shared(std::move(links.shared)), layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
     for (double rate : bytes_per_ms.table())
         if (rate > 0 && rate < 1e-60) refuse("bytes_per_ms: has a rate of almost zero");
+    if (shared && shared->num_devices() != num_devices)
+        refuse("shared: has another number of devices");
 }
 
 Instance Instance::on_devices(const std::vector<int>& order) const {
@@ -171,18 +173,21 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
         seen[u] = 1;
         speeds.push_back(speed[u]);
     }
+    const auto shared_by =
+        shared ? std::make_shared<const SharedLinks>(shared->on_devices(order)) : nullptr;
     return Instance(layers_,
-                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order)},
+                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order),
+                     shared_by},
                     half_duplex, num_microbatches, microbatch_size, max_replicas);
 }
 
 bool Instance::has_equal_devices() const {
-    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
+    return !shared && bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
            std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
 }
 
 Instance Instance::with_layers(LayerCosts layers) const {
-    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
+    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms, shared}, half_duplex,
                     num_microbatches, microbatch_size, max_replicas);
 }
 
@@ -208,6 +213,7 @@ PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
 std::vector<int> device_classes(const Instance& in) {
     const auto exchangeable = [&](int u, int v) {
         if (in.speed[u] != in.speed[v]) return false;
+        if (in.shared && !in.shared->are_alike(u, v)) return false;
         for (const Pairs* pairs : {&in.bytes_per_ms, &in.latency_ms}) {
             const Pairs& p = *pairs;
             if (p(u, v) != p(v, u)) return false;

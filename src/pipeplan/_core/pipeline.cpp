@@ -28,10 +28,12 @@ void require_times(const std::vector<double>& times, std::size_t size, const cha
 PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double> backward_ms,
                              std::vector<double> send_forward_ms,
                              std::vector<double> send_backward_ms,
-                             std::vector<double> all_reduce_ms, bool half_duplex)
+                             std::vector<double> all_reduce_ms, bool half_duplex,
+                             std::shared_ptr<const PlanFlows> flows)
     : forward_ms_(std::move(forward_ms)), backward_ms_(std::move(backward_ms)),
       send_forward_ms_(std::move(send_forward_ms)), send_backward_ms_(std::move(send_backward_ms)),
-      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex) {
+      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex),
+      flows_(std::move(flows)) {
     const std::size_t S = forward_ms_.size();
     if (S < 1 || S > static_cast<std::size_t>(std::numeric_limits<int>::max() / 8))
         throw std::invalid_argument("forward_ms: a pipeline has at least one stage");
@@ -40,6 +42,8 @@ PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double>
     require_times(send_forward_ms_, S - 1, "send_forward_ms");
     require_times(send_backward_ms_, S - 1, "send_backward_ms");
     require_times(all_reduce_ms_, S, "all_reduce_ms");
+    if (flows_ && flows_->num_stages() != num_stages())
+        throw std::invalid_argument("flows: are of a plan with another number of stages");
 }
 
 CostsView PipelineCosts::view(long num_microbatches) const {
@@ -54,7 +58,8 @@ CostsView PipelineCosts::view(long num_microbatches) const {
             send_forward_ms_.data(),
             send_backward_ms_.data(),
             all_reduce_ms_.data(),
-            half_duplex_};
+            half_duplex_,
+            flows_.get()};
 }
 
 void require_complete(const CostsView& costs, const Code* codes) {
