@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
-from pipeplan.plain_flows import replay_flows
+from pipeplan.plain_flows import longest_times, replay_flows
 from pipeplan.plain_replay import block_name, replay
 
 __all__ = [
@@ -319,7 +319,10 @@ def _replayed_figures(
     )
     num_used = sum(len(stage.devices) for stage in plan.stages)
     rounds = plan.microbatches + PE_WARM_UP * (len(plan.stages) - 1)
-    slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *costs.channel_ms_C])
+    channel_ms = costs.channel_ms_C.tolist()
+    if plan.cluster.links:
+        channel_ms, all_reduce_ms = longest_times(plan)
+    slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *channel_ms])
     return Prediction(
         iteration_ms=iteration_ms,
         bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,

@@ -8,7 +8,7 @@ Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighb
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,19 @@ class PipelineCosts:
         if self.half_duplex:
             return self.send_forward_ms_C + self.send_backward_ms_C
         return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
+
+    def at_most(self) -> "PipelineCosts":
+        """The same with the longest times that transfers and all-reduces can take (rule 13)."""
+        if self.flows is None:
+            return self
+        longest_ms = np.array(self.flows.longest_ms(self.half_duplex))
+        num_lanes = 2 * (self.num_stages - 1)
+        return replace(
+            self,
+            send_forward_ms_C=longest_ms[0:num_lanes:2],
+            send_backward_ms_C=longest_ms[1:num_lanes:2],
+            all_reduce_ms_S=longest_ms[num_lanes:],
+        )
 
     def for_kernels(self) -> _core.PipelineCosts:
         """The same costs as kernels read them."""

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 
+from pipeplan.cluster import Duplex
 from pipeplan.cost import PipelineCosts
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.plain_replay import BACKWARD, FORWARD, SAME_INSTANT_MS, Replay
 
-__all__ = ["replay_flows"]
+__all__ = ["longest_times", "replay_flows"]
 
 BYTES_PER_MS_IN_GB_PER_S = 1e6
 MS_IN_US = 1e-3
@@ -34,6 +36,13 @@ class _Kind:
     num_bytes: float
     limit: float
     sides: tuple[Side, ...]
+
+    def longest_ms(self, users: "Counter[Side]", capacity: dict[Side, float]) -> float:
+        """The time of a flow if it has to share every link with all that could use it."""
+        if not self.num_bytes:
+            return self.latency_ms
+        rate = min([self.limit, *(capacity[side] / users[side] for side in self.sides)])
+        return self.latency_ms + self.num_bytes / rate
 
 
 @dataclass(slots=True)
@@ -72,15 +81,60 @@ def replay_flows(plan: Plan, costs: PipelineCosts) -> "tuple[list[array[float]],
     return iteration.ends_ms, iteration.ring_ends_ms
 
 
+def longest_times(plan: Plan) -> tuple[list[float], list[float]]:
+    """The most that channels and all-reduces can take for one microbatch (rule 13).
+
+    A flow counts with its least rate: that of a link which all flows share that could be under way.
+    A full-duplex channel counts the longer of its directions, a half-duplex one both.
+    """
+    make = _Flows(plan)
+    there = [make.transfer(*pair, FORWARD) for pair in pairwise(plan.stages)]
+    back = [make.transfer(*pair, BACKWARD) for pair in pairwise(plan.stages)]
+    rings = [make.ring(stage) for stage in plan.stages]
+    is_half = plan.cluster.duplex is Duplex.HALF
+    users: Counter[Side] = Counter()
+    for forward, backward in zip(there, back, strict=True):
+        # `|` takes the larger count of each side, `+` the sum.
+        users += (
+            _users(forward) | _users(backward) if is_half else _users(forward) + _users(backward)
+        )
+    for ring in rings:
+        users += _users(ring)
+    capacity = _capacities(plan)
+
+    def longest_ms(kinds: "Counter[_Kind]") -> float:
+        return max((kind.longest_ms(users, capacity) for kind in kinds), default=0.0)
+
+    channels_ms = [
+        sum(times) if is_half else max(times)
+        for times in zip(map(longest_ms, there), map(longest_ms, back), strict=True)
+    ]
+    return channels_ms, [longest_ms(ring) for ring in rings]
+
+
+def _users(kinds: "Counter[_Kind]") -> "Counter[Side]":
+    """How many of these flows use each side of each shared link."""
+    users: Counter[Side] = Counter()
+    for kind, count in kinds.items():
+        if kind.num_bytes:
+            users.update(dict.fromkeys(kind.sides, count))
+    return users
+
+
+def _capacities(plan: Plan) -> dict[Side, float]:
+    capacity: dict[Side, float] = {}
+    for index, link in enumerate(plan.cluster.links):
+        capacity[index, 0] = link.out_gb_per_s * BYTES_PER_MS_IN_GB_PER_S
+        capacity[index, 1] = link.in_gb_per_s * BYTES_PER_MS_IN_GB_PER_S
+    return capacity
+
+
 class _FlowReplay(Replay):
     """An iteration whose transfers are flows."""
 
     def __init__(self, plan: Plan, costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> None:
         super().__init__(costs, orders)
-        self.capacity: dict[Side, float] = {}
-        for index, link in enumerate(plan.cluster.links):
-            self.capacity[index, 0] = link.out_gb_per_s * BYTES_PER_MS_IN_GB_PER_S
-            self.capacity[index, 1] = link.in_gb_per_s * BYTES_PER_MS_IN_GB_PER_S
+        self.capacity = _capacities(plan)
         make = _Flows(plan)
         stages = plan.stages
         self.kinds = {

@@ -49,6 +49,8 @@ class PlanFlows:
         devices: Sequence[Sequence[int]],
         shares: Sequence[Sequence[float]],
     ) -> None: ...
+    def longest_ms(self, half_duplex: bool) -> list[float]:
+        """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""

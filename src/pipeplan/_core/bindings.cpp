@@ -345,7 +345,8 @@ NB_MODULE(_kernels, m) {
 
     nb::class_<PlanFlows>(m, "PlanFlows")
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
-             "shares"_a);
+             "shares"_a)
+        .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,

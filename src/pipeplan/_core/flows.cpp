@@ -114,4 +114,34 @@ PlanFlows::PlanFlows(const Instance& instance, const std::vector<int>& end_layer
     }
 }
 
+std::vector<double> PlanFlows::longest_ms(bool half_duplex) const {
+    const auto count_flows = [&](int transfer, std::vector<int>& count) {
+        for (int g = transfers_[transfer].first_group; g < transfers_[transfer].end_group; ++g)
+            for (int k = groups_[g].first_side; k < groups_[g].end_side; ++k)
+                count[sides_[k]] += groups_[g].count;
+    };
+    const int num_lanes = 2 * (num_stages_ - 1);
+    std::vector<int> most(capacity_.size(), 0);
+    for (int c = 0; c + 1 < num_stages_; ++c) {
+        std::vector<int> there(capacity_.size(), 0), back(capacity_.size(), 0);
+        count_flows(2 * c, there);
+        count_flows(2 * c + 1, back);
+        for (std::size_t side = 0; side < most.size(); ++side)
+            most[side] += half_duplex ? std::max(there[side], back[side]) : there[side] + back[side];
+    }
+    for (int n = 0; n < num_stages_; ++n) count_flows(num_lanes + n, most);
+    std::vector<double> longest;
+    for (const FlowTransfer& transfer : transfers_) {
+        double ms = std::max(transfer.timer_ms, 0.0);
+        for (int g = transfer.first_group; g < transfer.end_group; ++g) {
+            double rate = groups_[g].limit;
+            for (int k = groups_[g].first_side; k < groups_[g].end_side; ++k)
+                rate = std::min(rate, capacity_[sides_[k]] / most[sides_[k]]);
+            ms = std::max(ms, groups_[g].latency_ms + groups_[g].bytes / rate);
+        }
+        longest.push_back(ms);
+    }
+    return longest;
+}
+
 }  // namespace pipeplan

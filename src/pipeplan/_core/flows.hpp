@@ -40,6 +40,9 @@ class PlanFlows {
     int num_stages() const { return num_stages_; }
     // Channel c sends forward in transfer 2c, backward in 2c + 1. The all-reduce of stage n is
     // transfer 2 * (stages - 1) + n.
+    // For each transfer and all-reduce the time that it can take at most (rule 13): each flow counts
+    // with the rate that it has where all flows that could be under way share its links.
+    std::vector<double> longest_ms(bool half_duplex) const;
     const std::vector<FlowTransfer>& transfers() const { return transfers_; }
     const std::vector<FlowGroup>& groups() const { return groups_; }
     const std::vector<int>& sides() const { return sides_; }

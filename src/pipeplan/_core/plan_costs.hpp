@@ -4,6 +4,7 @@
 // two.
 #pragma once
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "bound.hpp"
@@ -90,15 +91,25 @@ class PlacedCosts {
             all_reduce_.push_back(stage.all_reduce);
             there_.push_back(channel.there), back_.push_back(channel.back);
         }
+        if (in.shared) flows_ = std::make_unique<PlanFlows>(in, plan.end_layer(), even_stages(plan));
     }
     // False if a path is missing or if a stage has too many devices.
     bool is_possible() const { return is_possible_; }
     CostsView view() const {
         return {static_cast<int>(forward_.size()), num_microbatches_, forward_.data(),
-                backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_};
+                backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_,
+                flows_.get()};
     }
 
   private:
+    static StageShares even_stages(const PlacedPlan& plan) {
+        StageShares stages{plan.devices(), {}};
+        for (const std::vector<int>& devices : plan.devices())
+            stages.shares.emplace_back(devices.size(), 1.0 / static_cast<double>(devices.size()));
+        return stages;
+    }
+
+    std::unique_ptr<const PlanFlows> flows_;  // where links are shared
     std::vector<double> forward_, backward_, there_, back_, all_reduce_;
     int num_microbatches_;
     bool half_duplex_, is_possible_ = true;
