@@ -8,7 +8,7 @@ namespace pipeplan {
 
 FlowRates::FlowRates(const PlanFlows& flows)
     : groups_(flows.groups()), transfers_(flows.transfers()), sides_of_groups_(flows.sides()),
-      flows_(groups_.size()), sides_(flows.capacity().size()), num_left_(transfers_.size(), 0) {
+      flows_(groups_.size()), sides_(flows.capacity().size()), num_left_(transfers_.size(), 0), latest_ms_(transfers_.size(), 0.0) {
     for (std::size_t side = 0; side < sides_.size(); ++side)
         sides_[side].capacity = flows.capacity()[side];
     for (std::size_t t = 0; t < transfers_.size(); ++t)
@@ -19,22 +19,13 @@ FlowRates::FlowRates(const PlanFlows& flows)
 void FlowRates::begin(int transfer, double now_ms) {
     const FlowTransfer& begun = transfers_[transfer];
     for (int g = begun.first_group; g < begun.end_group; ++g)
-        events_.push({now_ms + groups_[g].latency_ms, Kind::kStart, transfer, g, 0});
+        events_.push({now_ms + groups_[g].latency_ms, transfer, g});
+    latest_ms_[transfer] = 0.0;
     num_left_[transfer] = begun.end_group - begun.first_group;
     if (begun.timer_ms >= 0 || num_left_[transfer] == 0) {
         ++num_left_[transfer];
-        events_.push({now_ms + std::max(begun.timer_ms, 0.0), Kind::kTimer, transfer, -1, 0});
+        events_.push({now_ms + std::max(begun.timer_ms, 0.0), transfer, -1});
     }
-}
-
-double FlowRates::next_ms() {
-    while (!events_.empty()) {
-        const Event& event = events_.top();
-        if (event.kind != Kind::kEnd || flows_[event.group].version == event.version)
-            return event.ms;
-        events_.pop();
-    }
-    return kInfinity;
 }
 
 void FlowRates::mark_changed(int side) {
@@ -46,9 +37,10 @@ void FlowRates::mark_changed(int side) {
 void FlowRates::start(int group) {
     const FlowGroup& kind = groups_[group];
     Flow& flow = flows_[group];
-    flow.is_under_way = true;
+    under_way_.push_back(group);
     flow.left_bytes = kind.bytes;
     flow.rate = 0.0;
+    flow.end_ms = kInfinity;
     for (int k = kind.first_side; k < kind.end_side; ++k) {
         Side& side = sides_[sides_of_groups_[k]];
         side.wanted += kind.count * kind.limit;
@@ -60,8 +52,7 @@ void FlowRates::start(int group) {
 
 void FlowRates::end(int group) {
     const FlowGroup& kind = groups_[group];
-    flows_[group].is_under_way = false;
-    ++flows_[group].version;
+    under_way_.erase(std::find(under_way_.begin(), under_way_.end(), group));
     for (int k = kind.first_side; k < kind.end_side; ++k) {
         Side& side = sides_[sides_of_groups_[k]];
         mark_changed(sides_of_groups_[k]);
@@ -93,8 +84,7 @@ void FlowRates::settle(double now_ms) {
         sides_[side].has_changed = false;
         visit_side(side);
     }
-    for (int group : started_)
-        if (flows_[group].is_under_way) visit_group(group);
+    for (int group : started_) visit_group(group);
     for (std::size_t k = 0; k < tied_sides_.size(); ++k)
         for (int group : sides_[tied_sides_[k]].groups) visit_group(group);
     changed_sides_.clear(), started_.clear();
@@ -106,15 +96,13 @@ void FlowRates::settle(double now_ms) {
             flow.left_bytes = std::max(0.0, flow.left_bytes - flow.rate * (now_ms - flow.since_ms));
         flow.since_ms = now_ms;
         flow.rate = flow.new_rate;
-        events_.push({now_ms + flow.left_bytes / flow.rate, Kind::kEnd, flow.transfer, group,
-                      ++flow.version});
+        flow.end_ms = now_ms + flow.left_bytes / flow.rate;
     }
+    next_end_ms_ = kInfinity;
+    for (int group : under_way_) next_end_ms_ = std::min(next_end_ms_, flows_[group].end_ms);
 }
 
 void FlowRates::fill() {
-    std::sort(tied_groups_.begin(), tied_groups_.end(), [&](int a, int b) {
-        return groups_[a].limit != groups_[b].limit ? groups_[a].limit < groups_[b].limit : a < b;
-    });
     for (int group : tied_groups_) flows_[group].new_rate = -1.0;  // none yet
     for (int s : tied_sides_) {
         Side& side = sides_[s];
@@ -122,26 +110,32 @@ void FlowRates::fill() {
         side.num_open = 0;
         for (int group : side.groups) side.num_open += groups_[group].count;
     }
-    std::size_t next = 0;  // the open group of the least limit
+    open_ = tied_groups_;
     double reached = 0.0;  // rates grow; rounding must not let them fall
-    while (true) {
-        while (next < tied_groups_.size() && flows_[tied_groups_[next]].new_rate >= 0) ++next;
-        if (next == tied_groups_.size()) return;
+    while (!open_.empty()) {
         const Side* fullest = nullptr;
-        double level = groups_[tied_groups_[next]].limit;
+        double level = kInfinity;
         for (int s : tied_sides_) {
             const Side& side = sides_[s];
             if (side.num_open == 0) continue;
             const double even = std::max(side.left / side.num_open, reached);
             if (even < level) level = even, fullest = &side;
         }
-        reached = level;
-        if (fullest == nullptr) {
-            freeze(tied_groups_[next], level);
-            continue;
+        // Flows that reach their limits before any side is full.
+        bool has_limited = false;
+        for (int group : open_) {
+            if (groups_[group].limit > level) continue;
+            freeze(group, groups_[group].limit);
+            has_limited = true;
         }
-        for (int group : fullest->groups)
-            if (flows_[group].new_rate < 0) freeze(group, level);
+        if (!has_limited) {
+            reached = level;
+            for (int group : fullest->groups)
+                if (flows_[group].new_rate < 0) freeze(group, level);
+        }
+        open_.erase(std::remove_if(open_.begin(), open_.end(),
+                                   [&](int group) { return flows_[group].new_rate >= 0; }),
+                    open_.end());
     }
 }
 
