@@ -20,9 +20,13 @@ class PipelineCosts:
         send_backward_ms: Floats,
         all_reduce_ms: Floats,
         half_duplex: bool,
+        caps: Sequence[int] = ...,
         flows: PlanFlows | None = ...,
     ) -> None:
-        """With flows, they decide the times of transfers and all-reduces."""
+        """`caps` has the most microbatches that each stage may hold; without them, all.
+
+        With flows, they decide the times of transfers and all-reduces.
+        """
     @property
     def num_stages(self) -> int: ...
 
@@ -52,6 +56,24 @@ class PlanFlows:
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
+class PlanLimits:
+    """What plans have to keep; devices by their index, -1 for none."""
+
+    def __init__(
+        self,
+        *,
+        whole_samples: bool = False,
+        may_recompute: bool = False,
+        memory_bytes: Sequence[float] = ...,
+        state_bytes_per_parameter_byte: float = 1.0,
+        input_bytes: float = 0.0,
+        min_stages: int = 1,
+        max_stages: int = ...,
+        first_device: int = -1,
+        last_device: int = -1,
+    ) -> None:
+        """Without `memory_bytes`, one number a device, memory does not count."""
+
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""
 
@@ -72,6 +94,8 @@ class Instance:
         max_replicas: int,
         host_of: Sequence[int] = ...,
         inside_bytes_per_ms: Sequence[float] = ...,
+        activation_bytes: Sequence[float] = ...,
+        limits: PlanLimits = ...,
         shared: SharedLinks | None = ...,
     ) -> None:
         """Links are full matrices, or one number each.
@@ -80,6 +104,8 @@ class Instance:
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
+    def shares(self, devices: Sequence[int]) -> list[float]:
+        """The share of a microbatch that each of these devices takes."""
     def with_layers(
         self,
         *,
@@ -88,6 +114,7 @@ class Instance:
         output_bytes: Floats,
         gradient_bytes: Floats,
         parameter_bytes: Floats,
+        activation_bytes: Sequence[float] = ...,
     ) -> Instance:
         """Another model on the same devices."""
     @property
@@ -102,12 +129,19 @@ class PlacedPlan:
     """The stages of a plan: for each the end of its layers, and its devices."""
 
     def __init__(
-        self, instance: Instance, end_layer: Sequence[int], devices: Sequence[Sequence[int]]
+        self,
+        instance: Instance,
+        end_layer: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        modes: Sequence[int] = ...,
     ) -> None: ...
     @property
     def end_layer(self) -> list[int]: ...
     @property
     def devices(self) -> list[list[int]]: ...
+    @property
+    def modes(self) -> list[int]:
+        """For each stage 1 if it recomputes its activations, else 0."""
 
 Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats, Floats | None, Floats | None]
 """order [S, 2M], block_start_ms [S, 2M], sent [C, 2, M], transfer_start_ms [C, 2, M],
@@ -116,6 +150,9 @@ all_reduce_end_ms [S]. `sent` and `order` hold codes: m is F(m), -1 - m is B(m).
 
 def device_classes(instance: Instance) -> list[int]:
     """For each device the number of its class; devices of a class can be exchanged."""
+
+def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
+    """The most microbatches that each stage may hold; [] if the plan is not possible."""
 
 def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
 def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...

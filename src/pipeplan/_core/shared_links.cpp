@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -71,6 +72,55 @@ std::vector<int> SharedLinks::ring(std::vector<int> devices) const {
         return first_of_host[host_of_[u]] < first_of_host[host_of_[v]];
     });
     return devices;
+}
+
+SharedLinks::LeastTimes SharedLinks::least_times(const std::vector<int>& devices,
+                                                 const std::vector<double>& shares,
+                                                 const std::vector<int>& next_devices,
+                                                 const std::vector<double>& next_shares) const {
+    struct Parts {
+        int link;
+        double before, behind;  // of a microbatch, that the link's members have in either stage
+    };
+    std::vector<Parts> parts;
+    const auto add = [&](int link, double share, double Parts::*side) {
+        auto found = std::find_if(parts.begin(), parts.end(),
+                                  [&](const Parts& each) { return each.link == link; });
+        if (found == parts.end()) found = parts.insert(parts.end(), {link, 0.0, 0.0});
+        (*found).*side += share;
+    };
+    for (std::size_t i = 0; i < devices.size(); ++i)
+        for (int link : links_of(devices[i])) add(link, shares[i], &Parts::before);
+    for (std::size_t i = 0; i < next_devices.size(); ++i)
+        for (int link : links_of(next_devices[i])) add(link, next_shares[i], &Parts::behind);
+    LeastTimes least{0.0, 0.0};
+    for (const Parts& each : parts) {
+        const double leaves = each.before * std::max(0.0, 1.0 - each.behind);
+        const double enters = each.behind * std::max(0.0, 1.0 - each.before);
+        const double out_rate = out(each.link), in_rate = in(each.link);
+        least.there_ms_per_byte =
+            std::max({least.there_ms_per_byte, leaves / out_rate, enters / in_rate});
+        least.back_ms_per_byte =
+            std::max({least.back_ms_per_byte, enters / out_rate, leaves / in_rate});
+    }
+    return least;
+}
+
+double SharedLinks::ring_rate(const std::vector<int>& devices) const {
+    double rate = std::numeric_limits<double>::infinity();
+    const bool is_one_class = std::all_of(devices.begin(), devices.end(), [&](int u) {
+        return class_of_[u] == class_of_[devices[0]];
+    });
+    if (is_one_class) return rate;
+    const std::vector<int> order = ring(devices);
+    std::map<int, int> leaving;  // how many flows use a side
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        const int from = class_of_[order[i]], to = class_of_[order[(i + 1) % order.size()]];
+        if (from == to) continue;
+        for (int side : sides_between(from, to)) ++leaving[side];
+    }
+    for (const auto& [side, count] : leaving) rate = std::min(rate, capacity_[side] / count);
+    return rate;
 }
 
 }  // namespace pipeplan

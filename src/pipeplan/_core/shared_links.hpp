@@ -21,6 +21,10 @@ class SharedLinks {
     SharedLinks on_devices(const std::vector<int>& order) const;
 
     int num_devices() const { return static_cast<int>(host_of_.size()); }
+    int num_links() const { return static_cast<int>(capacity_.size()) / 2; }
+    const std::vector<int>& links_of(int device) const { return links_of_class_[class_of_[device]]; }
+    double out(int link) const { return capacity_[2 * link]; }  // bytes per ms
+    double in(int link) const { return capacity_[2 * link + 1]; }
     int num_sides() const { return static_cast<int>(capacity_.size()); }
     double capacity(int side) const { return capacity_[side]; }
     // Devices of one class are members of the same links. Flows inside a class use no shared link.
@@ -31,6 +35,16 @@ class SharedLinks {
     }
     // The sides that a flow from a device of one class to a device of another one uses.
     std::vector<int> sides_between(int class_from, int class_to) const;
+    // The closed form: each byte of a transfer between two sets of devices takes at least this long, in
+    // both directions, whatever else is sent. Shares say which part of a microbatch a device has.
+    struct LeastTimes {
+        double there_ms_per_byte, back_ms_per_byte;
+    };
+    LeastTimes least_times(const std::vector<int>& devices, const std::vector<double>& shares,
+                           const std::vector<int>& next_devices,
+                           const std::vector<double>& next_shares) const;
+    // No flow of a ring over these devices is always faster than this.
+    double ring_rate(const std::vector<int>& devices) const;
     // The order of a ring over these devices: as in the cluster, the devices of a host together,
     // hosts by their first device.
     std::vector<int> ring(std::vector<int> devices) const;
