@@ -21,6 +21,7 @@ __all__ = [
     "Verdict",
     "check",
     "disagreements",
+    "has_whole_samples",
     "memory_excesses",
     "replay",
     "structural_errors",
@@ -381,6 +382,15 @@ def _check_bound(plan: Plan, predicted: Prediction, iteration_ms: float) -> Iter
                     "predicted.bound_scope: 'even-shares' does not speak of this plan: the shares"
                     f" of stages[{index}] are not even; it has to be 'any' or null"
                 )
+
+
+def has_whole_samples(stage: Stage, microbatch_size: int) -> bool:
+    """Whether each device of the stage takes a whole number of samples, at least one."""
+    samples = [share * microbatch_size for share in stage.device_shares]
+    return all(
+        round(count) >= 1 and math.isclose(count, round(count), rel_tol=RELATIVE_TOLERANCE)
+        for count in samples
+    )
 
 
 def _has_even_shares(stage: Stage, microbatch_size: int) -> bool:

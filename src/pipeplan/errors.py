@@ -9,6 +9,7 @@
     │   ├── PlanFileError                ... in a plan
     │   └── ScheduleError                ... in a schedule: it deadlocks or is incomplete
     ├── InfeasibleError                  the inputs are fine, but no plan exists (exit code 3)
+    │   └── NoPlanError                  ... because nothing fits; says what is needed
     ├── NonFiniteLossError               the loss is NaN or infinite, and that was to be raised
     └── RuntimeMismatchError             plan, model, batch and ranks do not fit (exit code 2)
         └── CheckpointError              ... a checkpoint is damaged, or of another model
@@ -23,6 +24,7 @@ __all__ = [
     "ClusterError",
     "InfeasibleError",
     "InputError",
+    "NoPlanError",
     "NonFiniteLossError",
     "PipeplanError",
     "PlanFileError",
@@ -63,6 +65,35 @@ class InfeasibleError(PipeplanError):
     """The inputs are fine, but no plan exists for them."""
 
     exit_code = 3
+
+
+class NoPlanError(InfeasibleError):
+    """No plan keeps all limits.
+
+    Where memory is short, the fields describe the plan that comes closest to fitting: the device
+    that lacks the largest part of its need.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: int | None = None,
+        layers: tuple[int, int] | None = None,
+        devices: tuple[str, ...] = (),
+        need_gb: float | None = None,
+        memory_gb: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.layers = layers
+        """The stage's first layer and one past its last."""
+        self.devices = devices
+        """The devices of that stage which need too much."""
+        self.need_gb = need_gb
+        """What one of these needs at most."""
+        self.memory_gb = memory_gb
+        """What that device has."""
 
 
 class RuntimeMismatchError(PipeplanError):

@@ -1,11 +1,17 @@
 """`pipeplan compare`."""
 
+from typing import TYPE_CHECKING, Unpack
+
 import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import SEED, print_json, print_rich
 from pipeplan.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from pipeplan.planning.options import OptionArguments
 
 __all__ = ["compare_command"]
 
@@ -15,11 +21,10 @@ __all__ = ["compare_command"]
 @click.argument("cluster")
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
 @click.option("--planners", help="Names with commas between; by default all but exact.")
-@click.option("--runnable", is_flag=True, help="No more replicas than a microbatch has samples.")
+@planning_options
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
 )
-@click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write an HTML report here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def compare_command(
@@ -27,11 +32,10 @@ def compare_command(
     cluster: str,
     microbatches: int,
     planners: str | None,
-    runnable: bool,
     seed: int,
-    effort: float,
     report: str | None,
     as_json: bool,
+    **options: Unpack["OptionArguments"],
 ) -> None:
     """Plan MODEL on CLUSTER with every planner and show them side by side."""
     from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
@@ -46,9 +50,8 @@ def compare_command(
             resolve_cluster(cluster, seed),
             microbatches,
             names,
-            runnable=runnable,
+            **options,
             seed=seed,
-            effort=effort,
             on_start=lambda name: work.tell(f"with {name}"),
         )
         if report:

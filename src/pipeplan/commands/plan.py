@@ -1,10 +1,11 @@
 """`pipeplan plan` and `pipeplan demo`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
+from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
 from pipeplan.documents.text import printable
@@ -12,6 +13,7 @@ from pipeplan.errors import InputError, PlanningInterrupted
 
 if TYPE_CHECKING:
     from pipeplan.pipeline import Plan
+    from pipeplan.planning.options import OptionArguments
 
 __all__ = ["demo_command", "plan_command"]
 
@@ -22,11 +24,10 @@ __all__ = ["demo_command", "plan_command"]
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
-@click.option("--runnable", is_flag=True, help="No more replicas than a microbatch has samples.")
+@planning_options
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
 )
-@click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
 @click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write an HTML report here.")
@@ -37,13 +38,12 @@ def plan_command(
     microbatches: int,
     planner: str,
     schedule: str | None,
-    runnable: bool,
     seed: int,
-    effort: float,
     time_limit: float | None,
     output: str | None,
     report: str | None,
     as_json: bool,
+    **options: Unpack["OptionArguments"],
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
     from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
@@ -64,9 +64,8 @@ def plan_command(
                 microbatches=microbatches,
                 planner=planner,
                 schedule=schedule,
-                runnable=runnable,
+                **options,
                 seed=seed,
-                effort=effort,
                 time_limit_s=time_limit,
                 report=work.tell,
             )

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Unpack
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import Attempt, attempt, make_problem
+from pipeplan.planning.limits import Limits
+from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.problem import Planner
 from pipeplan.planning.registry import PLANNERS, choose_planners
 from pipeplan.profile import ModelProfile
@@ -31,6 +33,10 @@ class ComparisonRow:
     peak_memory_gb: float | None = None
     """Memory of the device that needs the most."""
     fits_memory: bool | None = None
+    has_whole_samples: bool | None = None
+    """False if the plan splits samples, and they may not be split."""
+    broken_constraint: str | None = None
+    """The constraint that the plan breaks, in words."""
     num_stages: int | None = None
     num_devices: int | None = None
     """How many devices the plan uses."""
@@ -42,7 +48,10 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All rows, fastest first, planners without a plan last."""
+    """All rows: plans within the limits, plans that break one, planners without a plan.
+
+    The fastest come first among each.
+    """
 
     model: str
     cluster: str
@@ -52,7 +61,7 @@ class Comparison:
     """The planner with speed-up 1: `data-parallel`, else the slowest; None without a plan."""
     rows: tuple[ComparisonRow, ...]
     plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
-    """The plans themselves, by the planners' names, fastest first."""
+    """The plans themselves, by the planners' names, in the order of the rows."""
 
     @property
     def fastest(self) -> Plan | None:
@@ -71,11 +80,10 @@ def compare(
     microbatches: int = 16,
     planners: Sequence[str] | Mapping[str, Planner] | None = None,
     *,
-    runnable: bool = False,
     seed: int = 0,
-    effort: float = 1.0,
     num_threads: int | None = None,
     on_start: Callable[[str], None] | None = None,
+    **options: Unpack[OptionArguments],
 ) -> Comparison:
     """The results of several planners on the same problem, with the time that each took.
 
@@ -85,19 +93,18 @@ def compare(
         microbatches: the number of microbatches in an iteration.
         planners: their names, or functions by name, in the order in which they run. By default
             these are all quick planners.
-        runnable: make no stage with more replicas than a microbatch has samples.
         seed: for planners that draw random numbers.
-        effort: how much to search; 1 is the usual amount.
         num_threads: by default one for each processor. It never changes a plan.
         on_start: called with each planner's name before it runs.
+        options: the fields of `PlanningOptions`, such as `divisible` or `ignore_memory`. Published
+            planners ignore them; their rows say which limits they break.
     """
     problem = make_problem(
         model,
         cluster,
         microbatches,
-        runnable=runnable,
+        PlanningOptions(**options),
         seed=seed,
-        effort=effort,
         num_threads=num_threads,
     )
     functions: Mapping[str, Planner] = {}
@@ -118,7 +125,7 @@ def compare(
                 raise
             # Nobody asked for this planner of another package, so the others still count.
             attempts.append(Attempt(planner=name, planning_s=0.0, reason=str(failure)))
-    attempts.sort(key=lambda made: made.plan.iteration_ms if made.plan else float("inf"))
+    attempts.sort(key=lambda made: _rank(made, problem.limits))
     rows = [_row(made) for made in attempts]
     reference = _reference(rows)
     bounds_ms = [row.lower_bound_ms for row in rows if row.lower_bound_ms is not None]
@@ -133,25 +140,29 @@ def compare(
     )
 
 
+def _rank(made: Attempt, limits: Limits) -> tuple[bool, float]:
+    """Plans within the limits first, the fastest of them in front."""
+    if made.plan is None:
+        return True, float("inf")
+    broken = made.broken if limits.memory else replace(made.broken, fits_memory=True)
+    return not broken.keeps_all, made.plan.iteration_ms
+
+
 def _row(made: Attempt) -> ComparisonRow:
     if made.plan is None:
         return ComparisonRow(
             planner=made.planner, planning_s=made.planning_s, infeasible_reason=made.reason
         )
     plan, predicted = made.plan, made.plan.require_predicted()
-    limits = {device.name: device.memory_gb for device in plan.cluster.devices}
     return ComparisonRow(
         planner=made.planner,
         planning_s=made.planning_s,
         iteration_ms=predicted.iteration_ms,
         bubble_fraction=predicted.bubble_fraction,
         peak_memory_gb=max(predicted.peak_memory_gb.values()),
-        fits_memory=all(
-            limit is None or need_gb <= limit
-            for need_gb, limit in (
-                (need_gb, limits[device]) for device, need_gb in predicted.peak_memory_gb.items()
-            )
-        ),
+        fits_memory=made.broken.fits_memory,
+        has_whole_samples=made.broken.has_whole_samples,
+        broken_constraint=made.broken.constraint,
         num_stages=plan.num_stages,
         num_devices=sum(stage.num_replicas for stage in plan.stages),
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel, PipelineCosts
 from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan, Schedule
+from pipeplan.planning.limits import BrokenLimits, broken_limits
+from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import (
     Draft,
@@ -45,7 +48,6 @@ from pipeplan.version import VERSION
 __all__ = ["Attempt", "attempt", "make_problem", "plan"]
 
 ANY_SCHEDULE = "portfolio"
-MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 MAX_TIME_LIMIT_S = 1e300
 
 
@@ -56,7 +58,11 @@ class Attempt:
     planner: str
     planning_s: float
     plan: Plan | None = None
+    broken: BrokenLimits = BrokenLimits()
+    """Which limits the plan breaks: published planners keep none of them on purpose."""
     reason: str | None = None
+    error: InfeasibleError | None = None
+    """What the planner said; a `NoPlanError` says what is needed."""
 
 
 def plan(
@@ -66,12 +72,11 @@ def plan(
     planner: str = "best",
     *,
     schedule: str | None = None,
-    runnable: bool = False,
     seed: int = 0,
-    effort: float = 1.0,
     time_limit_s: float | None = None,
     num_threads: int | None = None,
     report: Callable[[str], None] | None = None,
+    **options: Unpack[OptionArguments],
 ) -> Plan:
     """The plan that `planner` makes to train `model` on `cluster`.
 
@@ -82,34 +87,32 @@ def plan(
         planner: one of `PLANNERS`, or a planner of another installed package.
         schedule: run the planner's stages under this rule instead of the planner's own order: one
             of `SCHEDULES`, a schedule of another package, or `portfolio` for the fastest of ours.
-        runnable: make no stage with more replicas than a microbatch has samples. The runtime could
-            not run it.
         seed: for planners that draw random numbers. The same seed gives the same plan.
-        effort: how much to search, from 0.01 to 1,000; 1 is the usual amount.
         time_limit_s: stop searching after this time. Only this can make plans differ between runs.
         num_threads: by default one for each processor. It never changes the plan.
         report: called with a short line about progress, now and then.
+        options: the fields of `PlanningOptions`, such as `divisible`, `ignore_memory`, `stages`,
+            `without` or `effort`.
 
     Raises:
-        InputError: an unknown planner, an impossible number, or a planner of another package that
-            fails or makes an invalid plan.
-        InfeasibleError: no plan exists.
+        InputError: an unknown planner, an impossible number, an unknown layer or device, or a
+            planner of another package that fails or makes an invalid plan.
+        InfeasibleError: no plan exists. `NoPlanError` where nothing fits, with what is needed.
         PlanningInterrupted: Ctrl-C; a `KeyboardInterrupt` that carries the best plan so far.
     """
     problem = make_problem(
         model,
         cluster,
         microbatches,
-        runnable=runnable,
+        PlanningOptions(**options),
         seed=seed,
-        effort=effort,
         time_limit_s=time_limit_s,
         num_threads=num_threads,
         report=report,
     )
     made = attempt(problem, planner, schedule=schedule)
     if made.plan is None:
-        raise InfeasibleError(made.reason)
+        raise made.error or InfeasibleError(made.reason)
     return made.plan
 
 
@@ -117,10 +120,9 @@ def make_problem(
     model: ModelProfile,
     cluster: Cluster,
     microbatches: int,
+    options: PlanningOptions | None = None,
     *,
-    runnable: bool = False,
     seed: int = 0,
-    effort: float = 1.0,
     time_limit_s: float | None = None,
     num_threads: int | None = None,
     report: Callable[[str], None] | None = None,
@@ -129,11 +131,7 @@ def make_problem(
     require_count(InputError, "microbatches", microbatches, MICROBATCHES)
     require_plan_size(min(model.num_layers, cluster.num_devices), microbatches)
     require_seed(seed)
-    require_figure(InputError, "effort", effort)
-    if not MIN_EFFORT <= effort <= MAX_EFFORT:
-        raise InputError(
-            f"effort: {number_text(effort)} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
-        )
+    options = options or PlanningOptions()
     if time_limit_s is not None:
         require_figure(InputError, "time_limit_s", time_limit_s)
         if not 0 < time_limit_s < MAX_TIME_LIMIT_S:
@@ -144,11 +142,11 @@ def make_problem(
     if num_threads is not None:
         require_count(InputError, "num_threads", num_threads, THREADS)
     return Problem(
-        cost=CostModel(model, cluster, max_replicas=model.microbatch_size if runnable else None),
+        cost=CostModel(model, cluster),
         num_microbatches=int(microbatches),  # numpy's numbers become Python's
-        runnable=bool(runnable),
+        limits=options.limits(model, cluster),
+        options=options,
         seed=int(seed),
-        effort=float(effort),
         time_limit_s=None if time_limit_s is None else float(time_limit_s),
         deadline=math.inf if time_limit_s is None else time.monotonic() + time_limit_s,
         num_threads=int(num_threads or os.cpu_count() or 1),
@@ -174,10 +172,9 @@ def attempt(
     try:
         _require_room(problem.model, problem.cluster)
         draft = make_draft(problem) if is_ours else _foreign_draft(problem, planner, make_draft)
-        if problem.runnable:
-            _require_runnable(problem, draft, planner)
     except InfeasibleError as error:
-        return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, reason=str(error))
+        planning_s = time.perf_counter() - began_s
+        return Attempt(planner=planner, planning_s=planning_s, reason=str(error), error=error)
     except _core.DeadlineError:
         reason = f"the time limit of {problem.time_limit_s:g} s passed before there was a plan"
         return Attempt(
@@ -190,7 +187,9 @@ def attempt(
     plan = _finish(problem, planner, schedule, rules, draft)
     if not is_ours:
         _require_valid("planner", planner, check(plan).errors)
-    return Attempt(planner=planner, planning_s=time.perf_counter() - began_s, plan=plan)
+    planning_s = time.perf_counter() - began_s
+    broken = broken_limits(plan, problem.limits)
+    return Attempt(planner=planner, planning_s=planning_s, plan=plan, broken=broken)
 
 
 def _rules(schedule: str | None) -> dict[str, ScheduleRule]:
@@ -223,9 +222,8 @@ def _finish(
         options={
             "microbatches": problem.num_microbatches,
             "planner": planner,
-            "effort": problem.effort,
+            **problem.options.record(),
             **({} if schedule is None else {"schedule": schedule}),
-            **({"runnable": True} if problem.runnable else {}),
             **({} if problem.time_limit_s is None else {"time_limit_s": problem.time_limit_s}),
             **draft.notes,
         },
@@ -298,17 +296,6 @@ def _require_valid(kind: str, name: str, errors: Sequence[str]) -> None:
     """Refuse a wrong plan of another package's function before anybody relies on it."""
     if errors:
         raise InputError(f"{kind}: {name!r} made a plan that is not valid: {errors[0]}")
-
-
-def _require_runnable(problem: Problem, draft: Draft, planner: str) -> None:
-    """Refuse a stage with too many replicas: published planners know no limit on them."""
-    rows = problem.model.microbatch_size
-    for index, stage in enumerate(draft.stages):
-        if stage.num_replicas > rows:
-            raise InfeasibleError(
-                f"{planner!r} gives stage {index} {stage.num_replicas} replicas, but a microbatch"
-                f" has {rows} samples; use planner 'best' or a larger microbatch_size"
-            )
 
 
 def _require_room(model: ModelProfile, cluster: Cluster) -> None:

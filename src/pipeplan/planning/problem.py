@@ -10,6 +10,8 @@ from pipeplan import _core
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Bound, Stage
+from pipeplan.planning.limits import Limits
+from pipeplan.planning.options import PlanningOptions
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
@@ -22,11 +24,11 @@ class Problem:
 
     cost: CostModel
     num_microbatches: int
-    runnable: bool = False
-    """Whether the plan has to be runnable: no more replicas than a microbatch has samples."""
+    limits: Limits = Limits()
+    """What the plan has to keep. Published planners plan by their own rules and ignore it."""
+    options: PlanningOptions = PlanningOptions()
+    """What the user asked for, as plans record it."""
     seed: int = 0
-    effort: float = 1.0
-    """How much to search; 1 is the usual amount. Planners without a search ignore it."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
@@ -34,6 +36,11 @@ class Problem:
     """More threads are faster, but never change the result."""
     report: Callable[[str], None] = lambda _: None
     """Called with a short line about progress."""
+
+    @property
+    def effort(self) -> float:
+        """How much to search; 1 is the usual amount. Planners without a search ignore it."""
+        return self.options.effort
 
     @property
     def model(self) -> ModelProfile:

@@ -43,10 +43,23 @@ def certificate(problem: Problem, bound_ms: float, iteration_ms: float) -> Bound
     most_stages = min(problem.model.num_layers, problem.cluster.num_devices)
     num_terms = 2 * problem.num_microbatches + 4 * most_stages + 8
     lower_bound_ms = min(bound_ms, iteration_ms) - num_terms * INSTANT_MS
-    limits = (BoundLimit.WHOLE_SAMPLES,) if problem.runnable else ()
     return Bound(
-        lower_bound_ms=max(0.0, lower_bound_ms), scope=BoundScope.EVEN_SHARES, limits=limits
+        lower_bound_ms=max(0.0, lower_bound_ms),
+        scope=BoundScope.EVEN_SHARES,
+        limits=_bound_limits(problem),
     )
+
+
+def _bound_limits(problem: Problem) -> tuple[BoundLimit, ...]:
+    """The limits that the bounds count on."""
+    limits = problem.limits
+    has_memory = any(device.memory_gb is not None for device in problem.cluster.devices)
+    used = {
+        BoundLimit.WHOLE_SAMPLES: limits.whole_samples,
+        BoundLimit.MEMORY: limits.memory and has_memory,
+        BoundLimit.CONSTRAINTS: limits.has_constraints,
+    }
+    return tuple(limit for limit, is_used in used.items() if is_used)
 
 
 def relaxed_bound_ms(

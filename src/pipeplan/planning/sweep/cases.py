@@ -10,6 +10,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.documents.text import nearest, printable
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.planning.door import Attempt, attempt, make_problem
+from pipeplan.planning.options import PlanningOptions
 from pipeplan.planning.registry import planner_names
 from pipeplan.planning.sweep.specification import SweepSpec
 from pipeplan.profile import ModelProfile
@@ -19,7 +20,7 @@ __all__ = ["COLUMNS", "Outcome", "SweepCase", "SweepRow", "digest", "expand_case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepCase:
+class SweepCase(PlanningOptions):
     """One cell of the grid with its inputs, so that a worker elsewhere needs no files."""
 
     index: int
@@ -31,8 +32,6 @@ class SweepCase:
     microbatches: int
     planner: str
     seed: int
-    runnable: bool = False
-    effort: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,10 @@ class SweepRow:
     num_stages: int | None = None
     num_devices: int | None = None
     lower_bound_ms: float | None = None
+    fits_memory: bool | None = None
+    has_whole_samples: bool | None = None
+    broken_constraint: str | None = None
+    """The constraint that the plan breaks, in words."""
     error: str | None = None
     """Why there is no plan."""
 
@@ -94,8 +97,7 @@ def expand_cases(
             microbatches=microbatches,
             planner=planner,
             seed=seed,
-            runnable=spec.runnable,
-            effort=spec.effort,
+            **spec.arguments(),
         )
         for index, (model, cluster, microbatches, planner, seed) in enumerate(grid)
     ]
@@ -111,8 +113,8 @@ def digest(cases: Iterable[SweepCase]) -> str:
                 seen[id(part)] = sha256(repr(part).encode()).digest()
             whole.update(seen[id(part)])
         names = [case.model_name, case.cluster_name, case.planner]
-        numbers = [case.microbatches, case.seed, case.runnable, case.effort]
-        whole.update(json.dumps([names, numbers]).encode())
+        numbers = [case.microbatches, case.seed]
+        whole.update(json.dumps([names, numbers, case.arguments()]).encode())
     return whole.hexdigest()
 
 
@@ -123,9 +125,8 @@ def run_case(case: SweepCase) -> Outcome:
             case.model,
             case.cluster,
             case.microbatches,
-            runnable=case.runnable,
+            PlanningOptions(**case.arguments()),
             seed=case.seed,
-            effort=case.effort,
             num_threads=1,  # cases run side by side already
         )
         made = attempt(problem, case.planner)
@@ -155,4 +156,7 @@ def _row(case: SweepCase, made: Attempt) -> SweepRow:
         num_stages=len(plan.stages),
         num_devices=sum(stage.num_replicas for stage in plan.stages),
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
+        fits_memory=made.broken.fits_memory,
+        has_whole_samples=made.broken.has_whole_samples,
+        broken_constraint=made.broken.constraint,
     )

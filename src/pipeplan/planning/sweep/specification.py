@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.documents.syntax import read_document
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
-from pipeplan.planning.door import MAX_EFFORT, MIN_EFFORT
+from pipeplan.planning.options import PlanningOptions
 from pipeplan.validation import MICROBATCHES, SEED
 
 __all__ = ["SweepSpec", "read_spec"]
@@ -19,8 +19,8 @@ MAX_CASES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSpec:
-    """The axes of the grid, and two settings for all its cases.
+class SweepSpec(PlanningOptions):
+    """The axes of the grid, and the options for all its cases.
 
     Models and clusters are names of the zoo or files. There is no time limit among the settings:
     with one, two runs of the same sweep would differ.
@@ -31,23 +31,13 @@ class SweepSpec:
     microbatches: tuple[int, ...]
     planners: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
-    runnable: bool = False
-    """Make no stage with more replicas than a microbatch has samples."""
-    effort: float = 1.0
-    """How much more, or less, to search than usual."""
 
     def __post_init__(self) -> None:
+        PlanningOptions.__post_init__(self)
         for name in ("models", "clusters", "planners"):
             _require_axis(name, getattr(self, name), str)
         _require_axis("microbatches", self.microbatches, int, 1, int(MICROBATCHES.most))
         _require_axis("seeds", self.seeds, int, 0, int(SEED.most))
-        if type(self.runnable) is not bool:
-            raise InputError(f"runnable: {excerpt(self.runnable)} is neither true nor false")
-        if not _is_number(self.effort) or not MIN_EFFORT <= self.effort <= MAX_EFFORT:
-            raise InputError(
-                f"effort: {excerpt(self.effort)} is not a number"
-                f" within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
-            )
         if self.num_cases > MAX_CASES:
             raise InputError(f"sweep: has {self.num_cases} cases, more than {MAX_CASES}; divide it")
 
@@ -83,7 +73,8 @@ def _parse_spec(document: Any) -> SweepSpec:
         for name in ("models", "clusters", "microbatches", "planners", "seeds")
         if name != "seeds" or name in document
     }
-    values.update({name: document[name] for name in ("runnable", "effort") if name in document})
+    options = [field.name for field in fields(PlanningOptions)]
+    values.update({name: document[name] for name in options if name in document})
     return SweepSpec(**values)
 
 
@@ -114,10 +105,6 @@ def _require_axis(
         if value in seen:
             raise InputError(f"{where}: {excerpt(value)} stands twice")
         seen.add(value)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 def _field_name(name: Any) -> str:

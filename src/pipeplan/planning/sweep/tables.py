@@ -58,7 +58,12 @@ def _cell(value: Any) -> Any:
 
 def _write_parquet(output: Path, rows: Sequence[SweepRow]) -> None:
     pyarrow = import_module("pyarrow")
-    kinds = {"str": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64()}
+    kinds = {
+        "str": pyarrow.string(),
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+    }
     kind_of = {
         field.name: kinds[str(getattr(field.type, "__name__", field.type)).split(" ")[0]]
         for field in fields(SweepRow)

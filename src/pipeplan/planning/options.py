@@ -1,0 +1,124 @@
+"""The options that `plan`, `compare` and `sweep` share: the only list of them.
+
+The commands offer the same options (`commands/planning_options.py`), and a sweep's file has a field
+for each.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from pipeplan.cluster import Cluster
+from pipeplan.documents.text import excerpt
+from pipeplan.errors import InputError
+from pipeplan.planning.limits import Limits, make_limits
+from pipeplan.profile import ModelProfile
+from pipeplan.validation import COUNT, number_text, require_count, require_figure
+
+__all__ = ["MAX_EFFORT", "MIN_EFFORT", "OptionArguments", "PlanningOptions"]
+
+MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
+FLAGS = ("divisible", "ignore_memory", "keep_tied", "runnable")
+NAME_LISTS = ("no_cut_after", "without")
+
+
+class OptionArguments(TypedDict, total=False):
+    """The fields of `PlanningOptions` as keyword arguments; a test compares the two."""
+
+    divisible: bool
+    ignore_memory: bool
+    no_cut_after: tuple[str, ...]
+    together: tuple[tuple[str, ...], ...]
+    keep_tied: bool
+    stages: int | None
+    max_stages: int | None
+    first_on: str | None
+    last_on: str | None
+    without: tuple[str, ...]
+    effort: float
+    runnable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningOptions:
+    """What may be asked of any planner; layers and devices by their names."""
+
+    divisible: bool = False
+    """Whether samples may be split: a stage may have more devices than a microbatch has samples."""
+    ignore_memory: bool = False
+    """Whether plans may need more memory than the devices have."""
+    no_cut_after: tuple[str, ...] = ()
+    """Layers that share a stage with the layer behind them."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Groups of layers that share a stage, with all layers between them."""
+    keep_tied: bool = False
+    """Whether the layers that the model calls tied share a stage."""
+    stages: int | None = None
+    max_stages: int | None = None
+    first_on: str | None = None
+    """The device that serves the first stage, alone or with others."""
+    last_on: str | None = None
+    without: tuple[str, ...] = ()
+    """Devices that stay unused."""
+    effort: float = 1.0
+    """How much to search, from 0.01 to 1,000; 1 is the usual amount."""
+    runnable: bool = False
+    """Has no effect any more: plans can be run unless `divisible` says otherwise."""
+
+    def __post_init__(self) -> None:
+        for name in FLAGS:
+            if type(getattr(self, name)) is not bool:
+                value = excerpt(getattr(self, name))
+                raise InputError(f"{name}: {value} is neither true nor false")
+        for name in NAME_LISTS:
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        if not isinstance(self.together, list | tuple):
+            raise InputError(f"together: {excerpt(self.together)} is not a list of groups")
+        groups = tuple(_names("together", group) for group in self.together)
+        object.__setattr__(self, "together", groups)
+        for name in ("first_on", "last_on"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InputError(f"{name}: {excerpt(value)} is not the name of a device")
+        for name in ("stages", "max_stages"):
+            if getattr(self, name) is not None:
+                require_count(InputError, name, getattr(self, name), COUNT)
+                object.__setattr__(self, name, int(getattr(self, name)))
+        require_figure(InputError, "effort", self.effort)
+        if not MIN_EFFORT <= self.effort <= MAX_EFFORT:
+            raise InputError(
+                f"effort: {number_text(self.effort)} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
+            )
+        object.__setattr__(self, "effort", float(self.effort))
+
+    def limits(self, model: ModelProfile, cluster: Cluster) -> Limits:
+        """The limits that a plan of this model on this cluster has to keep."""
+        others = ("effort", "runnable")
+        asked = {name: value for name, value in self.arguments().items() if name not in others}
+        return make_limits(model, cluster, **asked)
+
+    def arguments(self) -> dict[str, Any]:
+        """All options by name, those of a subclass left out."""
+        return {each.name: getattr(self, each.name) for each in fields(PlanningOptions)}
+
+    def record(self) -> dict[str, Any]:
+        """The options as a plan records them: effort, and those that differ from their defaults."""
+        return {
+            each.name: _plain(getattr(self, each.name))
+            for each in fields(PlanningOptions)
+            if each.name == "effort" or getattr(self, each.name) != each.default
+        }
+
+
+def _names(field: str, given: Any) -> tuple[str, ...]:
+    """A list of names as a tuple; a single text would be taken for its letters."""
+    if not isinstance(given, list | tuple):
+        raise InputError(f"{field}: {excerpt(given)} is not a list of names")
+    for name in given:
+        if not isinstance(name, str):
+            raise InputError(f"{field}: {excerpt(name)} is not a name")
+    return tuple(given)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as files hold them."""
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
