@@ -242,7 +242,7 @@ ROOMS = [
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
     {"planning.door"},
-    {"planning.comparison", "planning.sweep"},
+    {"planning.comparison", "planning.sweep", "planning.whatif"},
     {"report"},
     {"splitting"},
     {"runtime"},

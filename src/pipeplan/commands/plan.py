@@ -86,10 +86,17 @@ def plan_command(
         print_json(plan_document(made))
     elif not is_stdout(output, report):
         print_plan(made)
+    _warn_of_memory(made)
+
+
+def _warn_of_memory(plan: "Plan") -> None:
+    """Say in one line that devices need more memory than they have."""
     from pipeplan.checker import memory_excesses
 
-    for excess in memory_excesses(made):
-        say(f"warning: {excess}")
+    excesses = memory_excesses(plan)
+    if excesses:
+        more = f" (and {len(excesses) - 1} more)" if len(excesses) > 1 else ""
+        say(f"warning: {excesses[0]}{more}")
 
 
 def _save_interrupted(plan: "Plan", output: str) -> str:

@@ -1,11 +1,16 @@
 """`pipeplan whatif`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import Progress, progress
-from pipeplan.commands.shared import plan_from, print_json, print_rich, say
+from pipeplan.commands.shared import plan_from, print_json, print_rich
 from pipeplan.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from pipeplan.planning.whatif.question import WhatIf
 
 __all__ = ["whatif_command"]
 
@@ -65,9 +70,7 @@ def whatif_command(
         replayed = replay_plan(read)
         for warning in replayed.warnings:
             warn(warning)
-        found = answer(
-            replayed.plan, changes, planner=planner, effort=effort, report=work.tell
-        )
+        found = answer(replayed.plan, changes, planner=planner, effort=effort, report=work.tell)
         if output or report:
             _write(found, output, report, work)
     if as_json:
@@ -76,6 +79,21 @@ def whatif_command(
         from pipeplan.report.whatif import render_whatif
 
         print_rich(lambda console: render_whatif(found, console))
+
+
+def _write(found: "WhatIf", output: str | None, report: str | None, work: Progress) -> None:
+    """The new plan, and the page with all plans of the question on one scale."""
+    from pipeplan.documents.files import write_plan
+    from pipeplan.report.html import write_report
+    from pipeplan.report.whatif import beside
+
+    if found.replanned is None:
+        raise InfeasibleError(found.replanned_problem or "no plan exists for the changed cluster")
+    if output:
+        write_plan(found.replanned, output)
+    if report:
+        work.tell("writing the report")
+        write_report(found.replanned, report, beside=beside(found))
 
 
 def _show_outlook(plan: str, as_json: bool) -> None:

@@ -31,6 +31,8 @@ class Box:
     title: str = ""
     """What it tells when the pointer is over it."""
     stages: tuple[int, ...] = ()
+    speed: str = ""
+    """Of a device, where speeds differ: `2.5x`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,7 @@ def _device_nodes(
     room: _Room,
 ) -> list[tuple[int, Box]]:
     columns, rows = _grid(len(mine))
+    has_speeds = len({device.speed for device in analysis.plan.cluster.devices}) > 1
     nodes = []
     for position, device in enumerate(mine):
         row, column = divmod(position, columns)
@@ -187,6 +190,7 @@ def _device_nodes(
             at_x, at_y = room.on_ring(position)
         stage = stage_of.get(device)
         name = analysis.plan.cluster.devices[device].name
+        speed = analysis.plan.cluster.devices[device].speed
         held = "unused" if stage is None else f"stage {stage}"
         node = Box(
             x=at_x,
@@ -195,8 +199,9 @@ def _device_nodes(
             height=room.node_height,
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
-            title=f"{short_text(name)}: {held}",
+            title=f"{short_text(name)}: {held}{f', speed {speed:g}' if has_speeds else ''}",
             stages=() if stage is None else (stage,),
+            speed=f"{speed:g}x" if has_speeds else "",
         )
         nodes.append((device, node))
     return nodes

@@ -159,7 +159,8 @@ def _node(node: Box) -> Markup:
         )
         for position, stage in enumerate(node.stages or (None,))
     ]
-    return element("g", element("title", node.title), *strips, *_captions(node), class_="node")
+    kind = "node" if node.stages else "node unused"
+    return element("g", element("title", node.title), *strips, *_captions(node), class_=kind)
 
 
 def _captions(node: Box) -> Iterator[Markup]:
@@ -169,7 +170,8 @@ def _captions(node: Box) -> Iterator[Markup]:
         if len(node.stages) > 1:
             held = f"{len(node.stages)} stages"
         yield element("text", node.caption, x=node.x, y=node.y - 3)
-        yield element("text", held, class_="held", x=node.x, y=node.y + 10)
+        speed = f", {node.speed}" if node.speed else ""
+        yield element("text", f"{held}{speed}", class_="held", x=node.x, y=node.y + 10)
     elif node.caption:
         yield element("text", node.caption, x=node.x, y=node.y + 3.5)
     elif len(node.stages) == 1 and node.width >= 20:

@@ -22,10 +22,14 @@ __all__ = [
     "footer",
     "key_figures",
     "memory_label",
+    "num_folded",
     "stage_rows",
     "subtitle",
 ]
 
+MAX_ROWS = 16
+"""Of more stages the table shows some, and the others if asked to."""
+FIRST_ROWS, LAST_ROWS = 10, 4
 MAX_NAMES = 6
 """Of more devices a stage's row names the first and the last."""
 SHARE_WORDS = {
@@ -95,6 +99,8 @@ class StageRow:
     fits: bool
     in_flight: int
     cut: Cut | None
+    is_folded: bool
+    """Whether the table shows this row only if asked to."""
 
 
 def subtitle(analysis: PlanAnalysis) -> str:
@@ -264,6 +270,25 @@ def _stage_row(analysis: PlanAnalysis, index: int) -> StageRow:
         fits=all(need.fits for need in memory.needs),
         in_flight=memory.most_in_flight,
         cut=figures.cut,
+        is_folded=index in _folded(analysis),
+    )
+
+
+def num_folded(analysis: PlanAnalysis) -> int:
+    """How many rows of the table of stages are hidden at first."""
+    return len(_folded(analysis))
+
+
+def _folded(analysis: PlanAnalysis) -> frozenset[int]:
+    """Of many stages all but the first, the last, and those that stand out."""
+    count = analysis.num_stages
+    if count <= MAX_ROWS:
+        return frozenset()
+    bottleneck = analysis.bottleneck.stage
+    return frozenset(
+        index
+        for index in range(FIRST_ROWS, count - LAST_ROWS)
+        if index != bottleneck and all(need.fits for need in analysis.memory[index].needs)
     )
 
 
@@ -289,6 +314,10 @@ def _devices(plan: Plan, stage: Stage) -> tuple[str, str]:
     notes = []
     if stage.num_replicas > 1:
         notes.append(f"{stage.num_replicas} replicas")
+    speeds = [plan.cluster.devices[device].speed for device in stage.devices]
+    if len({device.speed for device in plan.cluster.devices}) > 1:
+        low, high = min(speeds), max(speeds)
+        notes.append(f"speed {low:g}" if low == high else f"speeds {low:g} to {high:g}")
     if stage.recompute:
         notes.append("recomputes")
     return shown, ", ".join(notes)

@@ -12,10 +12,11 @@ from pipeplan.planning.whatif.outlook import Outlook, Prospect
 from pipeplan.planning.whatif.question import WhatIf
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.names import short_text
+from pipeplan.report.page_beside import SideBySide
 from pipeplan.report.terminal import timeline_lanes
 from pipeplan.report.units import humanise_gb, humanise_ms, signed_percent
 
-__all__ = ["render_outlook", "render_whatif", "verdict"]
+__all__ = ["beside", "render_outlook", "render_whatif", "verdict"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
@@ -30,7 +31,8 @@ def verdict(answer: WhatIf) -> str:
         return f"No plan was found for the changed cluster: {printable(reason)}"
     left = _longer(answer.cost_replanned)
     if answer.kept is None or answer.kept_problem:
-        return f"The old plan does not run any more; with a new plan an iteration takes {left}."
+        does = "run" if answer.kept is None else "fit"
+        return f"The old plan does not {does} any more. With a new plan an iteration takes {left}."
     if answer.is_kept_best:
         return f"An iteration takes {left}; the old plan is still the best one known."
     won = 100 * (answer.won_back or 0.0)
@@ -44,6 +46,19 @@ def _longer(change: float | None) -> str:
     if change is None or abs(change) < 5e-4:
         return "as long"
     return f"{100 * abs(change):.1f} % {'longer' if change > 0 else 'shorter'}"
+
+
+def beside(answer: WhatIf) -> SideBySide:
+    """The plans of the question for the page."""
+    plans = {"Today": answer.before}
+    if answer.kept is not None:
+        plans["The old plan after the change"] = answer.kept
+    if answer.replanned is not None and not answer.is_kept_best:
+        plans["A new plan"] = answer.replanned
+    problem = f" Old plan: {answer.kept_problem}." if answer.kept_problem else ""
+    return SideBySide(
+        heading=f"What if {answer.changes.title}", words=verdict(answer) + problem, plans=plans
+    )
 
 
 def render_whatif(answer: WhatIf, console: Console) -> RenderableType:
@@ -73,10 +88,10 @@ def _plans_table(answer: WhatIf, console: Console) -> Table:
     table.add_column("iteration", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, width=BAR_WIDTH)
     for heading in ("change", "bubble", "memory", "stages", "devices"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for name, plan, change in rows:
         if plan is None:
-            table.add_row(name, "does not run")
+            table.add_row(name, "stops")
             continue
         predicted = plan.require_predicted()
         length = round(BAR_WIDTH * plan.iteration_ms / longest_ms) if longest_ms else 0
@@ -128,6 +143,9 @@ def render_outlook(found: Outlook, console: Console) -> RenderableType:
             parts += ["", _prospects_table(heading, prospects, before.iteration_ms)]
     if any(each.kept_problem for each in harm):
         parts += ["", Text("stops: the plan needs a device, a link or memory that is not there")]
+    options = next((each.options for each in harm if each.options), None)
+    if options:
+        parts += ["", Text(f"look closer: pipeplan whatif PLAN {printable(options)}", style="dim")]
     return Group(*parts)
 
 
@@ -135,17 +153,15 @@ def _prospects_table(heading: str, prospects: Sequence[Prospect], before_ms: flo
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(heading, no_wrap=True, max_width=36)
     for name in ("this plan", "", "a new plan", ""):
-        table.add_column(name, justify="right", no_wrap=True)
-    if any(each.options for each in prospects):
-        table.add_column("look closer", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for each in prospects:
         stops = each.kept_ms is None or (each.kind.is_harm and each.kept_problem)
         cells = [printable(each.what)]
         cells += ["stops", ""] if stops else _time_cells(each.kept_ms, before_ms)
-        cells += ["none", ""] if each.replanned_ms is None else _time_cells(
-            each.replanned_ms, before_ms
+        cells += (
+            ["none", ""] if each.replanned_ms is None else _time_cells(each.replanned_ms, before_ms)
         )
-        table.add_row(*map(Text, cells), Text(printable(each.options or ""), style="dim"))
+        table.add_row(*map(Text, cells))
     return table
 
 

@@ -20,7 +20,7 @@ from pipeplan.planning.whatif.carrying import Carried, carry_over
 from pipeplan.planning.whatif.changed_cluster import ChangedCluster, apply_changes
 from pipeplan.planning.whatif.changes import Changes
 from pipeplan.planning.whatif.copied_devices import with_copies
-from pipeplan.planning.whatif.question import replan
+from pipeplan.planning.whatif.question import ignores_memory, replan
 from pipeplan.replaying import replay_plan
 from pipeplan.validation import BANDWIDTH_GB_PER_S, MAX_LISTED_DEVICES, SPEED, number_text
 
@@ -177,7 +177,7 @@ def _case(plan: Plan, kind: ProspectKind, what: str, changes: Changes, options: 
         kind=kind,
         what=what,
         changed=changed,
-        carried=carry_over(plan, changed),
+        carried=carry_over(plan, changed, ignore_memory=ignores_memory(plan)),
         options=options,
     )
 
@@ -276,7 +276,7 @@ def _grown(plan: Plan, copied: list[int], host: str | None, what: str) -> _Case:
         cluster=with_copies(plan.cluster, copied, host),
         index_of={device: device for device in range(plan.cluster.num_devices)},
     )
-    carried = carry_over(plan, changed)
+    carried = carry_over(plan, changed, ignore_memory=ignores_memory(plan))
     return _Case(kind=ProspectKind.DEVICE, what=what, changed=changed, carried=carried)
 
 
@@ -302,7 +302,7 @@ def _faster_links(plan: Plan) -> Iterator[_Case]:
             kind=ProspectKind.FAST_LINK,
             what=what,
             changed=changed,
-            carried=carry_over(plan, changed),
+            carried=carry_over(plan, changed, ignore_memory=ignores_memory(plan)),
         )
 
 

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import plan as make_plan
+from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.registry import planner_names
 from pipeplan.planning.whatif.carrying import carry_over
 from pipeplan.planning.whatif.changed_cluster import ChangedCluster, apply_changes
@@ -15,7 +16,7 @@ from pipeplan.planning.whatif.changes import AddedHosts, Changes
 from pipeplan.planning.whatif.parsing import parse_added
 from pipeplan.replaying import replay_plan
 
-__all__ = ["WhatIf", "answer", "replan", "whatif"]
+__all__ = ["WhatIf", "answer", "ignores_memory", "recorded_options", "replan", "whatif"]
 
 Report = Callable[[str], None]
 MAX_FULL_EFFORT_DEVICES = 32
@@ -127,7 +128,7 @@ def answer(
 ) -> WhatIf:
     """The answer for a plan with figures of its own."""
     changed = apply_changes(before.cluster, changes)
-    carried = carry_over(before, changed)
+    carried = carry_over(before, changed, ignore_memory=ignores_memory(before))
     began_s = time.perf_counter()
     replanned, problem = replan(before, changed, planner=planner, effort=effort, report=report)
     planning_s = time.perf_counter() - began_s
@@ -157,6 +158,13 @@ def replan(
 ) -> tuple[Plan | None, str | None]:
     """A new plan for the changed cluster under the old plan's options, or why there is none."""
     known = before.planner in planner_names()
+    asked = recorded_options(before)
+    names = {device.name for device in changed.cluster.devices}
+    for field in ("first_on", "last_on"):
+        if asked.get(field) not in (None, *names):
+            return None, f"{field}: {asked.get(field)!r} is gone, and the plan asks for it"
+    asked["without"] = tuple(name for name in asked.get("without", ()) if name in names)
+    asked["effort"] = quick_effort(changed.cluster.num_devices) if effort is None else effort
     try:
         made = make_plan(
             before.model,
@@ -164,12 +172,34 @@ def replan(
             before.microbatches,
             planner or (before.planner if known else "best"),
             seed=before.seed,
-            effort=quick_effort(changed.cluster.num_devices) if effort is None else effort,
             report=report,
+            **asked,
         )
     except InfeasibleError as reason:
         return None, str(reason)
     return made, None
+
+
+def ignores_memory(plan: Plan) -> bool:
+    """Whether the plan was made without regard to memory."""
+    return recorded_options(plan).get("ignore_memory", False)
+
+
+def recorded_options(plan: Plan) -> OptionArguments:
+    """What was asked of the planner, from the plan's own record; what makes no sense is left out.
+
+    A plan's file may hold anything there.
+    """
+    known = {each.name for each in fields(PlanningOptions)} - {"runnable"}
+    found: OptionArguments = {}
+    for name, value in plan.options.items():
+        if name in known:
+            try:
+                one = PlanningOptions(**{name: value})
+            except InputError:
+                continue
+            found[name] = getattr(one, name)  # type: ignore[literal-required]
+    return found
 
 
 def quick_effort(num_devices: int) -> float:
