@@ -38,12 +38,15 @@ def side_by_side(shown: SideBySide) -> list[Beside]:
     """The plans with their timelines, all as long as the longest iteration."""
     analyses = {title: analyse(plan) for title, plan in shown.plans.items()}
     longest_ms = max(analysis.iteration_ms for analysis in analyses.values())
+    last = list(analyses)[-1]
     return [
         Beside(
             title=short_text(title, 60),
             iteration=humanise_ms(analysis.iteration_ms),
             facts=_facts(analysis),
-            picture=timeline_svg(analysis, WIDTH, title=False, span_ms=longest_ms),
+            picture=timeline_svg(
+                analysis, WIDTH, title=False, legend=title == last, span_ms=longest_ms
+            ),
         )
         for title, analysis in analyses.items()
     ]

@@ -1,6 +1,6 @@
 """A plan in the terminal: stages, figures, and a timeline that fits the window."""
 
-import os
+from itertools import takewhile
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -178,15 +178,16 @@ def _layer_names(plan: Plan, stage: Stage) -> Text:
     first = _short(plan.model.layers[stage.layers[0]].name)
     last = _short(plan.model.layers[stage.layers[-1]].name)
     if len(stage.layers) == 1:
-        return Text(f"{stage.layers.start} {first}")
+        return Text(f"{stage.layers.start}-{stage.layers.start} {first}")
     return Text(f"{stage.layers.start}-{stage.layers.stop - 1} {first}..{_own_end(first, last)}")
 
 
 def _own_end(first: str, last: str) -> str:
     """The last name without the beginning that it shares: `encoder.7`, `encoder.13` gives `13`."""
-    shared = os.path.commonprefix([first, last])
-    at = max(shared.rfind(mark) for mark in "./_:-") + 1
-    return last[at:] or last
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    )
+    return last[max(last.rfind(mark, 0, same) for mark in "./_:-") + 1 :]
 
 
 def _device_names(plan: Plan, stage: Stage) -> Text:

@@ -90,7 +90,12 @@ def tick_step_ms(span_ms: float, most: int) -> float:
 
 
 def timeline_svg(
-    analysis: PlanAnalysis, width: int = 1000, *, title: bool = True, span_ms: float = 0.0
+    analysis: PlanAnalysis,
+    width: int = 1000,
+    *,
+    title: bool = True,
+    legend: bool = True,
+    span_ms: float = 0.0,
 ) -> Markup:
     """The timeline as an SVG document: a lane a device or stage, thin lanes for transfers.
 
@@ -123,9 +128,9 @@ def timeline_svg(
         *_phases(analysis, top, y, scale),
         *lanes,
         *_axis(y, scale),
-        *_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS),
+        *(_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS) if legend else []),
     ]
-    return join([_document(width, y + 50, parts), "\n"])
+    return join([_document(width, y + (50 if legend else 22), parts), "\n"])
 
 
 def _document(width: int, height: float, parts: list[Markup]) -> Markup:

@@ -102,7 +102,7 @@ def stage_memory(
 
 
 def _parts(cost: CostModel, stage: Stage, peak_gb: float) -> MemoryParts:
-    """The peak in parts. Beside a parameter byte there is a byte of gradient, then the optimizer."""
+    """The peak in parts: beside each parameter byte one of gradient, then the optimizer."""
     layers = slice(stage.layers.start, stage.layers.stop)
     parameters_gb = float(cost.parameter_bytes_L[layers].sum()) / BYTES_IN_GB
     ratio = cost.model.optimizer_bytes_per_parameter_byte
