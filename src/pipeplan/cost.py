@@ -25,6 +25,7 @@ __all__ = [
     "BYTES_PER_MS_IN_GB_PER_S",
     "CostModel",
     "Floats",
+    "MemoryParts",
     "PipelineCosts",
     "median",
     "prefix_sums",
@@ -49,6 +50,8 @@ class PipelineCosts:
     send_backward_ms_C: Floats
     all_reduce_ms_S: Floats
     half_duplex: bool
+    caps: tuple[int, ...] | None = None
+    """The most microbatches that each stage may hold; None: all of them."""
 
     @property
     def num_stages(self) -> int:
@@ -71,7 +74,28 @@ class PipelineCosts:
             self.send_backward_ms_C,
             self.all_reduce_ms_S,
             self.half_duplex,
+            self.caps or (),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """What the memory of one device consists of.
+
+    A model's `optimizer_bytes_per_parameter_byte` counts gradients and optimizer state together.
+    Gradients are as large as the parameters; the rest belongs to the optimizer.
+    """
+
+    parameter_gb: float
+    gradient_gb: float
+    optimizer_gb: float
+    activation_gb: float
+
+    @property
+    def total_gb(self) -> float:
+        """All of it."""
+        state_gb = self.parameter_gb + (self.gradient_gb + self.optimizer_gb)
+        return state_gb + self.activation_gb
 
 
 def median(values: Iterable[float]) -> float:
@@ -129,6 +153,12 @@ class CostModel:
         other._take_layers(model)
         return other
 
+    def with_max_replicas(self, max_replicas: int | None) -> "CostModel":
+        """The same costs, for planners that may give a stage so many devices."""
+        other = copy.copy(self)
+        other.max_replicas = max_replicas or self.cluster.num_devices
+        return other
+
     def with_layers(self, instance: _core.Instance) -> _core.Instance:
         """An instance of the same cluster, with the layers of this model."""
         return instance.with_layers(
@@ -137,6 +167,7 @@ class CostModel:
             output_bytes=self.output_bytes_L,
             gradient_bytes=self.gradient_bytes_L,
             parameter_bytes=self.parameter_bytes_L,
+            activation_bytes=self.activation_bytes_L.tolist(),
         )
 
     @property
@@ -184,7 +215,9 @@ class CostModel:
         )
         return rates * BYTES_PER_MS_IN_GB_PER_S
 
-    def kernel_instance(self, num_microbatches: int) -> _core.Instance:
+    def kernel_instance(
+        self, num_microbatches: int, limits: _core.PlanLimits | None = None
+    ) -> _core.Instance:
         """The model and the cluster as planning kernels read them."""
         hosts = self.host_links
         if hosts is None:
@@ -210,6 +243,8 @@ class CostModel:
             max_replicas=self.max_replicas,
             host_of=host_of,
             inside_bytes_per_ms=inside,
+            activation_bytes=self.activation_bytes_L.tolist(),
+            limits=limits or _core.PlanLimits(),
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
@@ -260,15 +295,26 @@ class CostModel:
 
     def memory_gb(self, stage: Stage, in_flight: int) -> list[float]:
         """The memory that each device of the stage needs for `in_flight` microbatches."""
-        state_bytes = self._sum(self.parameter_bytes_L, stage) * (
-            1 + self.model.optimizer_bytes_per_parameter_byte
-        )
-        kept_bytes = in_flight * self._sum(self.activation_bytes_L, stage)
+        return [parts.total_gb for parts in self.memory_parts(stage, in_flight)]
+
+    def memory_parts(self, stage: Stage, in_flight: int) -> list["MemoryParts"]:
+        """For each device of the stage what its memory consists of."""
+        parameter_gb = self._sum(self.parameter_bytes_L, stage) / BYTES_IN_GB
+        beside_gb = parameter_gb * self.model.optimizer_bytes_per_parameter_byte
+        gradient_gb = min(parameter_gb, beside_gb)
+        activation_bytes = self._sum(self.activation_bytes_L, stage)
+        kept_bytes = in_flight * activation_bytes
         if stage.recompute:
-            kept_bytes = in_flight * self.model.bytes_into(stage.layers[0]) + self._sum(
-                self.activation_bytes_L, stage
+            kept_bytes = in_flight * self.model.bytes_into(stage.layers[0]) + activation_bytes
+        return [
+            MemoryParts(
+                parameter_gb=parameter_gb,
+                gradient_gb=gradient_gb,
+                optimizer_gb=beside_gb - gradient_gb,
+                activation_gb=kept_bytes * share / BYTES_IN_GB,
             )
-        return [(state_bytes + kept_bytes * share) / BYTES_IN_GB for share in stage.device_shares]
+            for share in stage.device_shares
+        ]
 
     def _sum(self, values_L: Floats, stage: Stage) -> float:
         return float(values_L[stage.layers.start : stage.layers.stop].sum())

@@ -24,6 +24,7 @@ Each takes O(M S log S).
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 
@@ -40,12 +41,15 @@ __all__ = [
 ]
 
 ScheduleRule = Callable[[PipelineCosts, int], Run]
-"""From costs and a number of microbatches to one iteration in the rule's order."""
+"""From costs and a number of microbatches to one iteration in the rule's order.
+
+A rule keeps the caps of the costs: no stage holds more microbatches than its memory allows.
+"""
 
 
 def run_pe(costs: PipelineCosts, num_microbatches: int) -> Run:
     """One iteration under the paper's scheduler."""
-    return run_list(costs, num_microbatches, Preference.UNIT_PIPELINE)
+    return run_list(costs, num_microbatches, Preference.UNIT_PIPELINE, costs.caps)
 
 
 def schedule_guarantee_ms(costs: PipelineCosts, num_microbatches: int) -> float:
@@ -73,21 +77,29 @@ def fixed_codes(warm_ups: list[int], num_microbatches: int) -> Codes:
 
 
 def _run_gpipe(costs: PipelineCosts, num_microbatches: int) -> Run:
-    warm_ups = [num_microbatches] * costs.num_stages
-    return run_schedule(costs, fixed_codes(warm_ups, num_microbatches))
+    return _run_fixed(costs, [num_microbatches] * costs.num_stages, num_microbatches)
 
 
 def _run_1f1b(costs: PipelineCosts, num_microbatches: int) -> Run:
-    warm_ups = [costs.num_stages - n for n in range(costs.num_stages)]
-    return run_schedule(costs, fixed_codes(warm_ups, num_microbatches))
+    return _run_fixed(costs, _caps(costs, 1), num_microbatches)
 
 
 def _run_eager_1f1b(costs: PipelineCosts, num_microbatches: int) -> Run:
-    return run_schedule(costs, fixed_codes(_caps(costs, 2), num_microbatches))
+    return _run_fixed(costs, _caps(costs, 2), num_microbatches)
+
+
+def _run_fixed(costs: PipelineCosts, warm_ups: list[int], num_microbatches: int) -> Run:
+    """Fixed orders within the caps.
+
+    With a longer warm-up than the stage in front, a stage would wait for ever.
+    """
+    if costs.caps is not None:
+        warm_ups = list(accumulate(map(min, warm_ups, costs.caps), min))
+    return run_schedule(costs, fixed_codes(warm_ups, num_microbatches))
 
 
 def _run_backward_first(costs: PipelineCosts, num_microbatches: int) -> Run:
-    return run_list(costs, num_microbatches, Preference.BACKWARD)
+    return run_list(costs, num_microbatches, Preference.BACKWARD, costs.caps)
 
 
 def _run_capped_4(costs: PipelineCosts, num_microbatches: int) -> Run:
@@ -99,8 +111,10 @@ def _run_capped_2(costs: PipelineCosts, num_microbatches: int) -> Run:
 
 
 def _caps(costs: PipelineCosts, per_stage_behind: int) -> list[int]:
-    """Room for the round trip to the last stage, and for one more."""
-    return [per_stage_behind * (costs.num_stages - 1 - n) + 1 for n in range(costs.num_stages)]
+    """Room for the round trip to the last stage and for one more, as far as memory allows."""
+    last = costs.num_stages - 1
+    wanted = [per_stage_behind * (last - n) + 1 for n in range(costs.num_stages)]
+    return wanted if costs.caps is None else list(map(min, wanted, costs.caps))
 
 
 SCHEDULES: dict[str, ScheduleRule] = {

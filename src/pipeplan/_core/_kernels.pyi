@@ -20,9 +20,29 @@ class PipelineCosts:
         send_backward_ms: Floats,
         all_reduce_ms: Floats,
         half_duplex: bool,
-    ) -> None: ...
+        caps: Sequence[int] = ...,
+    ) -> None:
+        """`caps` has the most microbatches that each stage may hold; without them, all."""
     @property
     def num_stages(self) -> int: ...
+
+class PlanLimits:
+    """What plans have to keep; devices by their index, -1 for none."""
+
+    def __init__(
+        self,
+        *,
+        whole_samples: bool = False,
+        may_recompute: bool = False,
+        memory_bytes: Sequence[float] = ...,
+        state_bytes_per_parameter_byte: float = 1.0,
+        input_bytes: float = 0.0,
+        min_stages: int = 1,
+        max_stages: int = ...,
+        first_device: int = -1,
+        last_device: int = -1,
+    ) -> None:
+        """Without `memory_bytes`, one number a device, memory does not count."""
 
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""
@@ -44,6 +64,8 @@ class Instance:
         max_replicas: int,
         host_of: Sequence[int] = ...,
         inside_bytes_per_ms: Sequence[float] = ...,
+        activation_bytes: Sequence[float] = ...,
+        limits: PlanLimits = ...,
     ) -> None:
         """Links are full matrices, or one number each.
 
@@ -51,6 +73,8 @@ class Instance:
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
+    def shares(self, devices: Sequence[int]) -> list[float]:
+        """The share of a microbatch that each of these devices takes."""
     def with_layers(
         self,
         *,
@@ -59,6 +83,7 @@ class Instance:
         output_bytes: Floats,
         gradient_bytes: Floats,
         parameter_bytes: Floats,
+        activation_bytes: Sequence[float] = ...,
     ) -> Instance:
         """Another model on the same devices."""
     @property
@@ -73,12 +98,19 @@ class PlacedPlan:
     """The stages of a plan: for each the end of its layers, and its devices."""
 
     def __init__(
-        self, instance: Instance, end_layer: Sequence[int], devices: Sequence[Sequence[int]]
+        self,
+        instance: Instance,
+        end_layer: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        modes: Sequence[int] = ...,
     ) -> None: ...
     @property
     def end_layer(self) -> list[int]: ...
     @property
     def devices(self) -> list[list[int]]: ...
+    @property
+    def modes(self) -> list[int]:
+        """For each stage 1 if it recomputes its activations, else 0."""
 
 Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats]
 """order [S, 2M], block_start_ms [S, 2M], sent [C, 2, M], transfer_start_ms [C, 2, M],
@@ -86,6 +118,9 @@ blocks_done [S], stage_end_ms [S]; sent and order hold codes: m is F(m), -1 - m 
 
 def device_classes(instance: Instance) -> list[int]:
     """For each device the number of its class; devices of a class can be exchanged."""
+
+def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
+    """The most microbatches that each stage may hold; [] if the plan is not possible."""
 
 def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
 def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -78,18 +79,22 @@ auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
 // ---------------------------------------------------------------------------- classes
 
 void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vector send_forward,
-                     Vector send_backward, Vector all_reduce, bool half_duplex) {
+                     Vector send_backward, Vector all_reduce, bool half_duplex,
+                     std::vector<int> caps) {
     new (self) PipelineCosts(to_vector(forward), to_vector(backward), to_vector(send_forward),
-                             to_vector(send_backward), to_vector(all_reduce), half_duplex);
+                             to_vector(send_backward), to_vector(all_reduce), half_duplex,
+                             std::move(caps));
 }
 
 void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
                         Vector gradient_bytes, Vector parameter_bytes, Vector speed,
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
                         int num_microbatches, int microbatch_size, int max_replicas,
-                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms) {
+                        std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
+                        std::vector<double> activation_bytes, const PlanLimits& limits) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
-                      to_vector(gradient_bytes), to_vector(parameter_bytes)};
+                      to_vector(gradient_bytes), to_vector(parameter_bytes),
+                      std::move(activation_bytes)};
     const std::size_t V = speed.shape(0);
     require(V <= 32766, "devices: are more than 32766");
     const std::vector<int> one_host(V, 0);
@@ -108,18 +113,44 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                       pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
                       pairs(latency_ms, {}, {}, "latency_ms")};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
-                        microbatch_size, max_replicas);
+                        microbatch_size, max_replicas, limits);
+}
+
+void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
+                      std::vector<double> memory_bytes, double state_bytes_per_parameter_byte,
+                      double input_bytes, int min_stages, int max_stages, int first_device,
+                      int last_device) {
+    new (self) PlanLimits{whole_samples,  may_recompute, std::move(memory_bytes),
+                          state_bytes_per_parameter_byte, input_bytes, min_stages,
+                          max_stages,     first_device,  last_device};
 }
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
-                        Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes) {
+                        Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes,
+                        std::vector<double> activation_bytes) {
     return instance.with_layers({to_vector(forward), to_vector(backward), to_vector(output_bytes),
-                                 to_vector(gradient_bytes), to_vector(parameter_bytes)});
+                                 to_vector(gradient_bytes), to_vector(parameter_bytes),
+                                 std::move(activation_bytes)});
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
-                    std::vector<std::vector<int>> devices) {
-    new (self) PlacedPlan(instance, std::move(end_layer), std::move(devices));
+                    std::vector<std::vector<int>> devices, std::vector<int> modes) {
+    new (self) PlacedPlan(instance, std::move(end_layer), std::move(devices), std::move(modes));
+}
+
+void require_devices(const Instance& instance, const std::vector<int>& devices) {
+    require(!devices.empty(), "devices: are none");
+    for (int u : devices) require(u >= 0 && u < instance.num_devices, "devices: one is unknown");
+}
+
+std::vector<double> py_shares(const Instance& instance, const std::vector<int>& devices) {
+    require_devices(instance, devices);
+    return instance.shares(devices);
+}
+
+std::vector<int> py_caps(const Instance& instance, const PlacedPlan& plan) {
+    require(plan.fits(instance), "plan: was made for another instance");
+    return caps_of(instance, plan);
 }
 
 // ---------------------------------------------------------------------------- simulation
@@ -319,29 +350,43 @@ NB_MODULE(_kernels, m) {
 
     nb::class_<PipelineCosts>(m, "PipelineCosts")
         .def("__init__", &construct_costs, "forward_ms"_a, "backward_ms"_a, "send_forward_ms"_a,
-             "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a)
+             "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a,
+             "caps"_a = std::vector<int>())
         .def_prop_ro("num_stages", &PipelineCosts::num_stages);
+
+    nb::class_<PlanLimits>(m, "PlanLimits")
+        .def("__init__", &construct_limits, nb::kw_only(), "whole_samples"_a = false,
+             "may_recompute"_a = false, "memory_bytes"_a = std::vector<double>(),
+             "state_bytes_per_parameter_byte"_a = 1.0, "input_bytes"_a = 0.0, "min_stages"_a = 1,
+             "max_stages"_a = std::numeric_limits<int>::max(), "first_device"_a = -1,
+             "last_device"_a = -1);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a, "speed"_a,
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
-             "inside_bytes_per_ms"_a = std::vector<double>())
+             "inside_bytes_per_ms"_a = std::vector<double>(),
+             "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits())
         .def("on_devices", &Instance::on_devices, "order"_a)
+        .def("shares", &py_shares, "devices"_a)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
-             "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a)
+             "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
+             "activation_bytes"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 
     nb::class_<PlacedPlan>(m, "PlacedPlan")
-        .def("__init__", &construct_plan, "instance"_a, "end_layer"_a, "devices"_a)
+        .def("__init__", &construct_plan, "instance"_a, "end_layer"_a, "devices"_a,
+             "modes"_a = std::vector<int>())
         .def_prop_ro("end_layer", &PlacedPlan::end_layer)
-        .def_prop_ro("devices", &PlacedPlan::devices);
+        .def_prop_ro("devices", &PlacedPlan::devices)
+        .def_prop_ro("modes", &PlacedPlan::modes);
 
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
+    m.def("caps", &py_caps, "instance"_a, "plan"_a);
     m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);

@@ -8,8 +8,13 @@
 
 namespace pipeplan {
 
+// `cap` is the most microbatches that the stage may hold, kNoCap if all of them; `rounds` is
+// ceil(M / cap), 0 without a cap.
+constexpr int kNoCap = 1 << 30;
 struct StageCosts {
     double forward, backward, all_reduce;
+    int cap = kNoCap;
+    double rounds = 0.0;
 };
 
 struct ChannelCosts {
@@ -62,14 +67,13 @@ inline double staggered(double most, double pace, double own, double longest) {
     return std::max({0.0, whole * (pace - own), beyond});
 }
 
-// The suffix with one more stage in front. `rounds` is ceil(M / most microbatches that the stage
-// may hold), or 0 without such a limit.
-inline Suffix before(const StageCosts& s, const Beyond& b, double M, double rounds = 0.0) {
+// The suffix with one more stage in front.
+inline Suffix before(const StageCosts& s, const Beyond& b, double M) {
     const double work = s.forward + s.backward;
     double last = std::max(M * work, work + b.busy);
     last = std::max(last, b.round_trip + std::max(s.forward + M * s.backward,
                                                 M * s.forward + s.backward));
-    last = std::max(last, rounds * (work + b.round_trip));
+    last = std::max(last, s.rounds * (work + b.round_trip));
     // The next stage's blocks, without those that this stage hands over late or needs early.
     last = std::max(last, work + b.channel + M * (b.forward + b.backward) +
                               staggered(M - 1, s.forward, b.forward, b.forward + b.behind) +

@@ -8,7 +8,8 @@ namespace pipeplan {
 
 // The suffix without its first stage: the cut behind that stage, and the index of the suffix there.
 struct Origin {
-    std::int32_t cut;
+    std::int32_t cut : 30;
+    std::uint32_t mode : 2;  // of that first stage, bits of StageMode
     std::int16_t option;  // the device set of the next stage
     std::int16_t index;   // in that set's front
 };

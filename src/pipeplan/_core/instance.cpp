@@ -38,6 +38,25 @@ int checked_count(std::size_t count, int most, const char* name) {
     return static_cast<int>(count);
 }
 
+std::vector<double> or_zeros(std::vector<double> values, std::size_t size) {
+    return values.empty() ? std::vector<double>(size, 0.0) : values;
+}
+
+PlanLimits checked_limits(PlanLimits limits, int num_devices) {
+    const std::size_t size = limits.memory_bytes.size();
+    if (size != 0 && size != static_cast<std::size_t>(num_devices))
+        refuse("memory_bytes: has " + std::to_string(size) + " values, not one for each device");
+    for (double bytes : limits.memory_bytes)
+        if (!(bytes >= 0)) refuse("memory_bytes: " + std::to_string(bytes) + " is no number >= 0");
+    require_values({limits.state_bytes_per_parameter_byte, limits.input_bytes}, 2, "memory");
+    if (limits.min_stages < 1 || limits.max_stages < limits.min_stages)
+        refuse("max_stages: " + std::to_string(limits.max_stages) + " is not at least " +
+               std::to_string(std::max(limits.min_stages, 1)));
+    for (int u : {limits.first_device, limits.last_device})
+        if (u < -1 || u >= num_devices) refuse("device: " + std::to_string(u) + " is unknown");
+    return limits;
+}
+
 }  // namespace
 
 std::vector<double> prefix_sums(const std::vector<double>& values) {
@@ -137,7 +156,7 @@ Pairs Pairs::on_devices(const std::vector<int>& order) const {
 }
 
 Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int num_microbatches_,
-                   int microbatch_size_, int max_replicas_)
+                   int microbatch_size_, int max_replicas_, PlanLimits limits_)
     : num_layers(checked_count(layers.forward_ms.size(), kMaxLayers, "layers")),
       num_devices(checked_count(links.speed.size(), kMaxDevices, "devices")),
       num_microbatches(checked_count(std::max(num_microbatches_, 0), kMaxMicrobatches,
@@ -153,9 +172,11 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       backward_sum(prefix_sums(checked(layers.backward_ms, num_layers, "backward_ms"))),
       forward_ms(layers.forward_ms), backward_ms(layers.backward_ms),
       parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
+      activation_bytes(checked(or_zeros(layers.activation_bytes, num_layers), num_layers,
+                               "activation_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
       bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
-      layers_(std::move(layers)) {
+      limits(checked_limits(std::move(limits_), num_devices)), layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
     for (double rate : bytes_per_ms.table())
@@ -163,17 +184,43 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
 }
 
 Instance Instance::on_devices(const std::vector<int>& order) const {
-    std::vector<std::uint8_t> seen(num_devices, 0);
+    std::vector<int> place(num_devices, -1);
     std::vector<double> speeds;
+    PlanLimits mine = limits;
+    mine.memory_bytes.clear();
     for (int u : order) {
-        if (u < 0 || u >= num_devices || seen[u])
+        if (u < 0 || u >= num_devices || place[u] >= 0)
             refuse("order: device " + std::to_string(u) + " is unknown or stands twice");
-        seen[u] = 1;
+        place[u] = static_cast<int>(speeds.size());
         speeds.push_back(speed[u]);
+        if (has_memory()) mine.memory_bytes.push_back(limits.memory_bytes[u]);
+    }
+    for (int* device : {&mine.first_device, &mine.last_device}) {
+        if (*device < 0) continue;
+        *device = place[*device];
+        if (*device < 0) refuse("order: lacks a device that has to serve a stage");
     }
     return Instance(layers_,
                     {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order)},
-                    half_duplex, num_microbatches, microbatch_size, max_replicas);
+                    half_duplex, num_microbatches, microbatch_size, max_replicas, std::move(mine));
+}
+
+std::vector<double> Instance::shares(const std::vector<int>& devices) const {
+    const int k = static_cast<int>(devices.size());
+    if (shares_evenly(k)) return std::vector<double>(k, 1.0 / k);
+    const double samples = microbatch_size;
+    std::vector<int> order(k);
+    for (int i = 0; i < k; ++i) order[i] = i;
+    const auto memory = [&](int i) { return has_memory() ? limits.memory_bytes[devices[i]] : 0.0; };
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+        const double one = speed[devices[a]], other = speed[devices[b]];
+        if (one != other) return one > other;
+        if (memory(a) != memory(b)) return memory(a) > memory(b);
+        return devices[a] < devices[b];
+    });
+    std::vector<double> result(k, (microbatch_size / k) / samples);
+    for (int i = 0; i < microbatch_size % k; ++i) result[order[i]] = (microbatch_size / k + 1) / samples;
+    return result;
 }
 
 bool Instance::has_equal_devices() const {
@@ -183,15 +230,19 @@ bool Instance::has_equal_devices() const {
 
 Instance Instance::with_layers(LayerCosts layers) const {
     return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
-                    num_microbatches, microbatch_size, max_replicas);
+                    num_microbatches, microbatch_size, max_replicas, limits);
 }
 
 PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
-                       std::vector<std::vector<int>> devices)
-    : end_layer_(std::move(end_layer)), devices_(std::move(devices)),
+                       std::vector<std::vector<int>> devices, std::vector<int> modes)
+    : end_layer_(std::move(end_layer)), devices_(std::move(devices)), modes_(std::move(modes)),
       num_layers_(instance.num_layers), num_devices_(instance.num_devices) {
     if (end_layer_.empty() || end_layer_.size() != devices_.size())
         refuse("stages: one end and one set of devices for each, at least one stage");
+    if (modes_.empty()) modes_.assign(end_layer_.size(), kKeeps);
+    if (modes_.size() != end_layer_.size()) refuse("modes: one for each stage");
+    for (int mode : modes_)
+        if (mode < 0 || mode >= kNumStageModes) refuse("modes: " + std::to_string(mode) + " is none");
     if (end_layer_.back() != num_layers_) refuse("end_layer: the last stage ends at the last layer");
     std::vector<std::uint8_t> taken(num_devices_, 0);
     for (std::size_t n = 0; n < end_layer_.size(); ++n) {
@@ -206,8 +257,12 @@ PlacedPlan::PlacedPlan(const Instance& instance, std::vector<int> end_layer,
 }
 
 std::vector<int> device_classes(const Instance& in) {
+    const PlanLimits& limits = in.limits;
     const auto exchangeable = [&](int u, int v) {
         if (in.speed[u] != in.speed[v]) return false;
+        if (in.has_memory() && limits.memory_bytes[u] != limits.memory_bytes[v]) return false;
+        for (int special : {limits.first_device, limits.last_device})
+            if (u == special || v == special) return false;
         for (const Pairs* pairs : {&in.bytes_per_ms, &in.latency_ms}) {
             const Pairs& p = *pairs;
             if (p(u, v) != p(v, u)) return false;

@@ -13,8 +13,26 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct LayerCosts {
     std::vector<double> forward_ms, backward_ms;            // [layers]
     std::vector<double> output_bytes, gradient_bytes;       // [layers]
-    std::vector<double> parameter_bytes;                    // [layers]
+    std::vector<double> parameter_bytes, activation_bytes;  // [layers]; no activations: empty
 };
+
+// What a plan has to keep beside the most replicas of a stage.
+struct PlanLimits {
+    bool whole_samples = false;  // a device takes whole samples, not fractions of them
+    bool may_recompute = false;  // a stage may compute its activations again
+    std::vector<double> memory_bytes;            // [devices]; empty: memory does not count
+    double state_bytes_per_parameter_byte = 1.0; // the parameters themselves included
+    double input_bytes = 0.0;                    // into the first layer
+    int min_stages = 1, max_stages = std::numeric_limits<int>::max();
+    int first_device = -1, last_device = -1;     // serve the first and the last stage; -1: any
+};
+
+// How a stage runs, as bits of one number.
+enum StageMode : int {
+    kKeeps = 0,      // activations are kept, shares are even
+    kRecomputes = 1  // activations are computed again
+};
+constexpr int kNumStageModes = 2;
 
 // One number for each ordered pair of different devices: as a full matrix, or as one number for each
 // host and one for all pairs of hosts.
@@ -85,7 +103,7 @@ class Instance {
   public:
     // Throws std::invalid_argument where sizes differ or a number cannot be.
     Instance(LayerCosts layers, DeviceLinks links, bool half_duplex, int num_microbatches,
-             int microbatch_size, int max_replicas);
+             int microbatch_size, int max_replicas, PlanLimits limits = {});
 
     // The same with these devices only, in this order.
     Instance on_devices(const std::vector<int>& order) const;
@@ -96,6 +114,23 @@ class Instance {
     bool has_equal_devices() const;
     // Whether links can be read by index.
     bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }
+    // Whether memory limits plans at all.
+    bool has_memory() const { return !limits.memory_bytes.empty(); }
+    // Whether all of so many devices have the same share of a microbatch.
+    bool shares_evenly(int num_devices) const {
+        return !limits.whole_samples || microbatch_size % num_devices == 0;
+    }
+    double largest_share(int num_devices) const {
+        if (shares_evenly(num_devices)) return 1.0 / num_devices;
+        return static_cast<double>(microbatch_size / num_devices + 1) / microbatch_size;
+    }
+    // The share of each of these devices. Whole samples are divided as evenly as can be; the fastest
+    // devices take one more, among equally fast ones those with the most memory.
+    std::vector<double> shares(const std::vector<int>& devices) const;
+    // What enters a layer from those before it.
+    double bytes_into(int layer) const {
+        return layer ? output_bytes[layer - 1] : limits.input_bytes;
+    }
     std::size_t at(int sender, int receiver) const {
         return static_cast<std::size_t>(sender) * num_devices + receiver;
     }
@@ -109,8 +144,10 @@ class Instance {
     const std::vector<double> output_bytes, gradient_bytes;            // [layers]
     const std::vector<double> forward_sum, backward_sum;               // [layers + 1], prefix sums
     const RangeSums forward_ms, backward_ms, parameter_bytes;          // of layers [first, end)
+    const RangeSums activation_bytes;                                  // the same
     const std::vector<double> speed;                                   // [devices]
     const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
+    const PlanLimits limits;
 
   private:
     const LayerCosts layers_;
@@ -121,12 +158,13 @@ class PlacedPlan {
   public:
     PlacedPlan() = default;
     // Throws std::invalid_argument unless the stages cover all layers in order, on devices that the
-    // instance has, each of which serves one stage.
+    // instance has, each of which serves one stage. Without modes all stages keep activations.
     PlacedPlan(const Instance& instance, std::vector<int> end_layer,
-               std::vector<std::vector<int>> devices);
+               std::vector<std::vector<int>> devices, std::vector<int> modes = {});
 
     const std::vector<int>& end_layer() const { return end_layer_; }
     const std::vector<std::vector<int>>& devices() const { return devices_; }
+    const std::vector<int>& modes() const { return modes_; }  // [stages], bits of StageMode
     int num_stages() const { return static_cast<int>(end_layer_.size()); }
     // Whether it was made for an instance of this many layers and devices.
     bool fits(const Instance& instance) const {
@@ -136,6 +174,7 @@ class PlacedPlan {
   private:
     std::vector<int> end_layer_;
     std::vector<std::vector<int>> devices_;
+    std::vector<int> modes_;
     int num_layers_ = 0, num_devices_ = 0;
 };
 

@@ -77,6 +77,10 @@ Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
 
+// The most microbatches that each stage of a plan may hold, at most all of them; empty if a stage
+// does not fit or has too many replicas, or if a path is missing.
+std::vector<int> caps_of(const Instance& instance, const PlacedPlan& plan);
+
 // The iteration time of a plan under each schedule of the portfolio. If the first one takes longer
 // than `worth_ms`, the others are not tried: their times are infinite. Empty if a path is missing
 // or a stage has too many replicas.

@@ -29,7 +29,7 @@ inline Link link_between(const Instance& in, int u, int v) {
 // take whole samples, as evenly as can be: where k devices do not divide the samples, some have one
 // sample more, and these may be the faster ones.
 struct Shares {
-    double even;          // 1 / k
+    double even;          // 1 / k; some device takes at least this
     double least;         // no device takes less
     double compute_rate;  // no stage computes in less than its work times this
 };
@@ -55,6 +55,8 @@ inline Shares whole_or_even_shares(const Instance& in, int num_devices, double s
     const int fewer = in.microbatch_size / num_devices;
     const double rate =
         std::max(fewer / samples / slowest_speed, (fewer + 1) / samples / slowest_of_more);
+    // Some device has a sample more, if samples are not split.
+    if (in.limits.whole_samples) return {(fewer + 1) / samples, fewer / samples, rate};
     return {even.even, fewer / samples, std::min(rate, even.compute_rate)};
 }
 

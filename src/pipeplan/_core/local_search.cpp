@@ -18,6 +18,7 @@
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
 #include "random.hpp"
+#include "search_moves.hpp"
 #include "search_plan.hpp"
 
 namespace pipeplan {
@@ -33,6 +34,7 @@ constexpr long kMovesBetweenChecks = 16;
 constexpr int kMostDevicesForLargeMoves = 64;
 constexpr double kUnitsPerBlock = 60.0, kUnitsPerPair = 1.0;
 constexpr double kUnitsPerMove = 150.0, kUnitsPerStage = 25.0;
+constexpr double kRounding = 1 + 1e-9;  // sums in another order differ by less
 
 class Search {
   public:
@@ -40,7 +42,8 @@ class Search {
            Control& control)
         : in_(in), control_(control), random_(seed), budget_(budget),
           target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
-          makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves) {}
+          makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves),
+          costs_(in), moves_(in, random_, makes_large_moves_) {}
 
     SearchResult run(const PlacedPlan& start) {
         best_ = {kInfinity, 0, start};
@@ -54,44 +57,129 @@ class Search {
 
   private:
     void anneal(const PlacedPlan& start) {
-        SearchPlan current = from_placed(start), next;
-        if (!complete(current)) return;
-        Judgement judged = judge(current, bound_ms(current), {kInfinity, 1.0, 0});
-        SearchPlan champion = current;
+        current_ = from_placed(start);
+        next_ = current_;
+        changes_.reset(next_);
+        changes_.is_resized = true;
+        changes_.num_front = changes_.num_back = 0;
+        const double bound = evaluate(kInfinity);
+        if (bound == kInfinity) return;
+        Judgement judged = judge(next_, bound, {kInfinity, 1.0, 0});
+        accept();
+        champion_ = current_;
         Judgement champions = judged;
+        double heat = kHottest;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
                 control_.check_without_deadline();
                 if (control_.is_late()) break;
+                heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
             }
-            const double heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
-            next = current;  // reuses its memory
-            spent_ += kUnitsPerMove + kUnitsPerStage * static_cast<double>(next.size());
-            if (!move(next)) continue;
+            spent_ += kUnitsPerMove;
+            changes_.reset(next_);
+            bool is_possible = moves_.make(next_, changes_);
             // No harm where the second one is impossible.
-            if (makes_large_moves_ && random_.below(4) == 0) move(next);
+            if (is_possible && makes_large_moves_ && random_.below(4) == 0) moves_.make(next_, changes_);
             const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
             const double most_ms = accept_ms / judged.looseness;
-            if (!complete(next, most_ms)) continue;
-            const double bound = bound_ms(next);
-            if (bound > most_ms) continue;
-            const Judgement found = judge(next, bound, judged);
-            if (found.ms > accept_ms) continue;
-            std::swap(current, next);
+            const double bound = is_possible ? evaluate(most_ms) : kInfinity;
+            if (bound > most_ms) {
+                restore(next_, current_);
+                continue;
+            }
+            const Judgement found = judge(next_, bound, judged);
+            if (found.ms > accept_ms) {
+                restore(next_, current_);
+                continue;
+            }
+            accept();
             judged = found;
-            if (judged.ms < champions.ms) champion = current, champions = judged;
+            if (judged.ms < champions.ms) champion_ = current_, champions = judged;
         }
-        if (champions.age > 0 && !control_.is_late()) try_all_rules(champion, simulate(champion, 0));
+        if (champions.age > 0 && !control_.is_late())
+            try_all_rules(champion_, simulate(champion_, 0));
+    }
+
+    // Makes one of two plans that differ by the last move equal to the other.
+    void restore(SearchPlan& plan, const SearchPlan& from) const {
+        if (changes_.is_resized) plan = from;
+        else for (int n : changes_.stages) plan[n] = from[n];
+    }
+
+    void accept() {
+        restore(current_, next_);
+        const int S = static_cast<int>(current_.size());
+        forward_head_.assign(S + 1, 0.0), head_.assign(S + 1, 0.0);
+        for (int n = 0; n < S; ++n) {
+            const StageCosts& costs = current_[n].costs;
+            const ChannelCosts channel = n + 1 < S ? current_[n].channel : ChannelCosts{0.0, 0.0};
+            forward_head_[n + 1] = forward_head_[n] + costs.forward + channel.there;
+            head_[n + 1] = head_[n] + costs.forward + costs.backward + channel.there + channel.back;
+        }
+        std::swap(suffix_, new_suffix_);
+    }
+
+    // The number of stages, and the devices that have to serve the first and the last one.
+    bool keeps_constraints(const SearchPlan& plan) const {
+        const PlanLimits& limits = in_.limits;
+        const int S = static_cast<int>(plan.size());
+        const auto serves = [&](const SearchStage& stage, int device) {
+            return device < 0 || std::find(stage.devices.begin(), stage.devices.end(), device) !=
+                                     stage.devices.end();
+        };
+        return S >= limits.min_stages && S <= limits.max_stages &&
+               serves(plan.front(), limits.first_device) && serves(plan.back(), limits.last_device);
+    }
+
+    // The fixed-plan bound of the next plan; infinite where a path is missing, where a limit is
+    // broken, or where the bound is above `most_ms`. What the last move did not touch is known already.
+    double evaluate(double most_ms) {
+        const double M = in_.num_microbatches;
+        const int S = static_cast<int>(next_.size()), front = changes_.num_front;
+        const int end = S - changes_.num_back;
+        const int longer = S - static_cast<int>(current_.size());
+        if (!keeps_constraints(next_)) return kInfinity;
+        const double forward_head = front ? forward_head_[front] : 0.0, head = front ? head_[front] : 0.0;
+        for (int n = front; n < end; ++n)
+            if (!next_[n].costs_known && forward_head + M * costs_.work_ms(next_[n]) > most_ms * kRounding)
+                return kInfinity;
+        new_suffix_.resize(S);
+        for (int n = end; n < S; ++n) new_suffix_[n] = suffix_[n - longer];
+        for (int n = end; n-- > 0;) {
+            spent_ += kUnitsPerStage;
+            SearchStage& stage = next_[n];
+            double num_pairs = 0.0;
+            if (!stage.costs_known) {
+                stage.costs_known = costs_.fill_stage(stage, num_pairs);
+                spent_ += kUnitsPerPair * num_pairs;
+                if (!stage.costs_known) return kInfinity;
+            }
+            if (n + 1 == S) {
+                new_suffix_[n] = last_stage(stage.costs, M);
+            } else {
+                if (!stage.channel_known) {
+                    stage.channel_known = costs_.fill_channel(stage, next_[n + 1], num_pairs);
+                    spent_ += kUnitsPerPair * num_pairs;
+                    if (!stage.channel_known) return kInfinity;
+                }
+                new_suffix_[n] = before(
+                    stage.costs, behind_channel(new_suffix_[n + 1], stage.channel, M, in_.half_duplex), M);
+            }
+            if (n < front) continue;
+            const Suffix& suffix = new_suffix_[n];
+            if (std::max(suffix.last_reduce + forward_head, suffix.last_backward + head) > most_ms * kRounding)
+                return kInfinity;
+        }
+        return new_suffix_[0].last_reduce;
     }
 
     // With many microbatches the best time is an estimate. The true time takes its place, or none if
     // the deadline passes first.
     void simulate_best() {
         if (best_.iteration_ms == kInfinity) return;
-        SearchPlan found = from_placed(best_.plan);
-        complete(found);
+        const PlacedCosts costs(in_, best_.plan);
         try {
-            best_.iteration_ms = simulate(found, best_.rule, true);
+            best_.iteration_ms = iteration_ms(run_rule(costs.view(), best_.rule, control_), costs.view());
         } catch (const DeadlinePassed&) {
             best_.iteration_ms = kInfinity;
         }
@@ -115,44 +203,8 @@ class Search {
         return {ms, bound > 0 ? ms / bound : 1.0, 0};
     }
 
-    // Fills in the costs that a move left open; false where a path is missing, or where one stage
-    // or channel alone takes more than `most_ms`.
-    bool complete(SearchPlan& plan, double most_ms = kInfinity) {
-        const double M = in_.num_microbatches;
-        for (std::size_t n = 0; n < plan.size(); ++n) {
-            SearchStage& stage = plan[n];
-            const double k = static_cast<double>(stage.devices.size());
-            if (!stage.costs_known) {
-                spent_ += kUnitsPerPair * k * k;
-                stage.costs_known = cost_stage(in_, stage.first_layer, stage.end_layer,
-                                               stage.devices, stage.costs);
-                if (!stage.costs_known) return false;
-                const StageCosts& costs = stage.costs;
-                if (M * (costs.forward + costs.backward) + costs.all_reduce > most_ms) return false;
-            }
-            if (n + 1 < plan.size() && !stage.channel_known) {
-                const std::vector<int>& next = plan[n + 1].devices;
-                spent_ += kUnitsPerPair * k * static_cast<double>(next.size());
-                stage.channel_known =
-                    cost_channel(in_, stage.end_layer, stage.devices, next, stage.channel);
-                if (!stage.channel_known) return false;
-                if (M * channel_busy_ms(stage.channel, in_.half_duplex) > most_ms) return false;
-            }
-        }
-        return true;
-    }
-
-    double bound_ms(const SearchPlan& plan) const {
-        const double M = in_.num_microbatches;
-        Suffix suffix = last_stage(plan.back().costs, M);
-        for (std::size_t n = plan.size() - 1; n-- > 0;)
-            suffix = before(plan[n].costs,
-                            behind_channel(suffix, plan[n].channel, M, in_.half_duplex), M);
-        return suffix.last_reduce;
-    }
-
-    // With many microbatches an estimate, unless `is_final`.
-    double simulate(const SearchPlan& plan, int rule, bool is_final = false) {
+    // With many microbatches an estimate.
+    double simulate(const SearchPlan& plan, int rule) {
         const int S = static_cast<int>(plan.size());
         forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
         there_C_.resize(S), back_C_.resize(S);
@@ -163,6 +215,8 @@ class Search {
             there_C_[n] = plan[n].channel.there;
             back_C_[n] = plan[n].channel.back;
         }
+        caps_S_.resize(in_.has_memory() ? S : 0);
+        for (int n = 0; n < static_cast<int>(caps_S_.size()); ++n) caps_S_[n] = plan[n].costs.cap;
         const CostsView costs{S,
                               in_.num_microbatches,
                               forward_S_.data(),
@@ -170,12 +224,12 @@ class Search {
                               there_C_.data(),
                               back_C_.data(),
                               reduce_S_.data(),
-                              in_.half_duplex};
+                              in_.half_duplex,
+                              caps_S_.empty() ? nullptr : caps_S_.data()};
         const RuleEstimate estimate = estimate_of(costs);
         has_estimates_ = has_estimates_ || !estimate.is_exact;
         spent_ += kUnitsPerBlock * estimate.num_microbatches * (4 * S - 2);
-        return is_final ? iteration_ms(run_rule(costs, rule, control_), costs)
-                        : estimate_rule_ms(costs, rule, control_);
+        return estimate_rule_ms(costs, rule, control_);
     }
 
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
@@ -185,197 +239,21 @@ class Search {
         }
     }
 
-    // ------------------------------------------------------------------ moves
-
-    static void forget_stage(SearchPlan& plan, int n) {
-        plan[n].costs_known = plan[n].channel_known = false;
-        if (n > 0) plan[n - 1].channel_known = false;
-    }
-
-    bool move(SearchPlan& plan) {
-        switch (random_.below(makes_large_moves_ ? 15 : 12)) {
-            case 0: case 1: case 2: return shift_cut(plan);
-            case 3: case 4: return move_device(plan);
-            case 5: return swap_devices(plan);
-            case 6: return swap_sets(plan);
-            case 7: return split(plan);
-            case 8: return merge(plan);
-            case 9: return reverse_sets(plan);
-            case 10: return use_unused(plan);
-            case 11: return drop_device(plan);
-            case 12: case 13: return move_device_and_cut(plan);
-            default: return divide_anew(plan);
-        }
-    }
-
-    bool shift_cut(SearchPlan& plan) {
-        if (plan.size() < 2) return false;
-        const int n = random_.below(static_cast<int>(plan.size()) - 1);
-        const int by = (1 + random_.below(3)) * (random_.below(2) ? 1 : -1);
-        const int cut = plan[n].end_layer + by;
-        if (cut <= plan[n].first_layer || cut >= plan[n + 1].end_layer) return false;
-        plan[n].end_layer = plan[n + 1].first_layer = cut;
-        forget_stage(plan, n);
-        plan[n + 1].costs_known = false;
-        return true;
-    }
-
-    bool move_device(SearchPlan& plan) {
-        const int S = static_cast<int>(plan.size());
-        if (S < 2) return false;
-        const int from = random_.below(S), to = random_.below(S);
-        if (from == to || plan[from].devices.size() < 2) return false;
-        plan[to].devices.push_back(take(plan[from].devices));
-        forget_stage(plan, from);
-        forget_stage(plan, to);
-        return true;
-    }
-
-    bool swap_devices(SearchPlan& plan) {
-        const int S = static_cast<int>(plan.size());
-        if (S < 2) return false;
-        const int a = random_.below(S), b = random_.below(S);
-        if (a == b) return false;
-        std::swap(pick(plan[a].devices), pick(plan[b].devices));
-        forget_stage(plan, a);
-        forget_stage(plan, b);
-        return true;
-    }
-
-    bool swap_sets(SearchPlan& plan) {
-        const int S = static_cast<int>(plan.size());
-        if (S < 2) return false;
-        const int a = random_.below(S), b = random_.below(S);
-        if (a == b) return false;
-        std::swap(plan[a].devices, plan[b].devices);
-        forget_stage(plan, a);
-        forget_stage(plan, b);
-        return true;
-    }
-
-    bool split(SearchPlan& plan) {
-        const int n = random_.below(static_cast<int>(plan.size()));
-        const int layers = plan[n].end_layer - plan[n].first_layer;
-        const int devices = static_cast<int>(plan[n].devices.size());
-        if (layers < 2 || devices < 2) return false;
-        SearchStage behind;
-        const int cut = plan[n].first_layer + 1 + random_.below(layers - 1);
-        const int moved = 1 + random_.below(devices - 1);
-        behind.first_layer = cut;
-        behind.end_layer = plan[n].end_layer;
-        plan[n].end_layer = cut;
-        for (int k = 0; k < moved; ++k) behind.devices.push_back(take(plan[n].devices));
-        plan.insert(plan.begin() + n + 1, std::move(behind));
-        forget_stage(plan, n);
-        return true;
-    }
-
-    bool merge(SearchPlan& plan) {
-        if (plan.size() < 2) return false;
-        const int n = random_.below(static_cast<int>(plan.size()) - 1);
-        plan[n].end_layer = plan[n + 1].end_layer;
-        plan[n].devices.insert(plan[n].devices.end(), plan[n + 1].devices.begin(),
-                               plan[n + 1].devices.end());
-        plan.erase(plan.begin() + n + 1);
-        forget_stage(plan, n);
-        return true;
-    }
-
-    bool reverse_sets(SearchPlan& plan) {
-        const int S = static_cast<int>(plan.size());
-        if (S < 3) return false;
-        const int a = random_.below(S), b = random_.below(S);
-        for (int low = std::min(a, b), high = std::max(a, b); low < high; ++low, --high)
-            std::swap(plan[low].devices, plan[high].devices);
-        for (int n = std::min(a, b); n <= std::max(a, b); ++n) forget_stage(plan, n);
-        return a != b;
-    }
-
-    // A device goes to a neighbouring stage, and with it the layers that keep the two in balance.
-    bool move_device_and_cut(SearchPlan& plan) {
-        if (plan.size() < 2) return false;
-        const int n = random_.below(static_cast<int>(plan.size()) - 1);
-        const bool forth = random_.below(2);
-        std::vector<int>&from = plan[forth ? n : n + 1].devices, &to = plan[forth ? n + 1 : n].devices;
-        if (from.size() < 2) return false;
-        to.push_back(take(from));
-        return balance(plan, n);
-    }
-
-    // The devices of two neighbouring stages, mixed and divided in another ratio.
-    bool divide_anew(SearchPlan& plan) {
-        if (plan.size() < 2) return false;
-        const int n = random_.below(static_cast<int>(plan.size()) - 1);
-        std::vector<int>&first = plan[n].devices, &second = plan[n + 1].devices;
-        const int all = static_cast<int>(first.size() + second.size());
-        const int wanted = 1 + random_.below(all - 1);
-        while (static_cast<int>(first.size()) > wanted) second.push_back(take(first));
-        while (static_cast<int>(first.size()) < wanted) first.push_back(take(second));
-        return balance(plan, n);
-    }
-
-    // Puts the cut behind stage n where the work of both stages fits their devices' speed.
-    bool balance(SearchPlan& plan, int n) {
-        const auto speed = [&](const SearchStage& stage) {
-            double slowest = kInfinity;
-            for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
-            return slowest * static_cast<double>(stage.devices.size());
-        };
-        const auto work = [&](int layer) { return in_.forward_sum[layer] + in_.backward_sum[layer]; };
-        const int first = plan[n].first_layer, end = plan[n + 1].end_layer;
-        const double before = speed(plan[n]), behind = speed(plan[n + 1]);
-        const double target = work(first) + (work(end) - work(first)) * before / (before + behind);
-        int cut = first + 1;
-        while (cut < end - 1 && work(cut) < target) ++cut;
-        if (cut > first + 1 && random_.below(2)) --cut;
-        plan[n].end_layer = plan[n + 1].first_layer = cut;
-        forget_stage(plan, n);
-        forget_stage(plan, n + 1);
-        return true;
-    }
-
-    // Gives a device that no stage has to a stage: as one more, or in place of one of its own.
-    bool use_unused(SearchPlan& plan) {
-        std::vector<std::uint8_t> used(in_.num_devices, 0);
-        int num_used = 0;
-        for (const SearchStage& stage : plan)
-            for (int u : stage.devices) used[u] = 1, ++num_used;
-        if (num_used == in_.num_devices) return false;
-        int skip = random_.below(in_.num_devices - num_used), device = 0;
-        while (used[device] || skip-- > 0) ++device;
-        const int n = random_.below(static_cast<int>(plan.size()));
-        if (random_.below(2)) pick(plan[n].devices) = device;
-        else plan[n].devices.push_back(device);
-        forget_stage(plan, n);
-        return true;
-    }
-
-    bool drop_device(SearchPlan& plan) {
-        const int n = random_.below(static_cast<int>(plan.size()));
-        if (plan[n].devices.size() < 2) return false;
-        take(plan[n].devices);
-        forget_stage(plan, n);
-        return true;
-    }
-
-    int& pick(std::vector<int>& devices) {
-        return devices[random_.below(static_cast<int>(devices.size()))];
-    }
-    int take(std::vector<int>& devices) {
-        std::swap(pick(devices), devices.back());
-        const int device = devices.back();
-        devices.pop_back();
-        return device;
-    }
-
     const Instance& in_;
     Control& control_;
     Random random_;
     const double budget_, target_ms_, known_ms_;
     const bool makes_large_moves_;
+    const SearchCosts costs_;
+    Moves moves_;
+    SearchPlan current_, next_, champion_;
+    Changes changes_;
+    std::vector<Suffix> suffix_, new_suffix_;       // [stages], of the current and of the next plan
+    std::vector<double> forward_head_, head_;       // [stages + 1], one microbatch in front of a stage
     double spent_ = 0.0;
     bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
+    std::vector<int> caps_S_;
     SearchResult best_;
 };
 

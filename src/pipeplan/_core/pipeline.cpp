@@ -28,10 +28,11 @@ void require_times(const std::vector<double>& times, std::size_t size, const cha
 PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double> backward_ms,
                              std::vector<double> send_forward_ms,
                              std::vector<double> send_backward_ms,
-                             std::vector<double> all_reduce_ms, bool half_duplex)
+                             std::vector<double> all_reduce_ms, bool half_duplex,
+                             std::vector<int> caps)
     : forward_ms_(std::move(forward_ms)), backward_ms_(std::move(backward_ms)),
       send_forward_ms_(std::move(send_forward_ms)), send_backward_ms_(std::move(send_backward_ms)),
-      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex) {
+      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex), caps_(std::move(caps)) {
     const std::size_t S = forward_ms_.size();
     if (S < 1 || S > static_cast<std::size_t>(std::numeric_limits<int>::max() / 8))
         throw std::invalid_argument("forward_ms: a pipeline has at least one stage");
@@ -40,6 +41,9 @@ PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double>
     require_times(send_forward_ms_, S - 1, "send_forward_ms");
     require_times(send_backward_ms_, S - 1, "send_backward_ms");
     require_times(all_reduce_ms_, S, "all_reduce_ms");
+    if (!caps_.empty() && caps_.size() != S) throw std::invalid_argument("caps: one for each stage");
+    for (int cap : caps_)
+        if (cap < 1) throw std::invalid_argument("caps: are at least 1");
 }
 
 CostsView PipelineCosts::view(long num_microbatches) const {
@@ -54,7 +58,8 @@ CostsView PipelineCosts::view(long num_microbatches) const {
             send_forward_ms_.data(),
             send_backward_ms_.data(),
             all_reduce_ms_.data(),
-            half_duplex_};
+            half_duplex_,
+            caps_.empty() ? nullptr : caps_.data()};
 }
 
 void require_complete(const CostsView& costs, const Code* codes) {

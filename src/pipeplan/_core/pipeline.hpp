@@ -21,15 +21,17 @@ struct CostsView {
     const double* send_backward_ms;  // [stages - 1]
     const double* all_reduce_ms;     // [stages]
     bool half_duplex;
+    const int* caps = nullptr;       // [stages], the most microbatches each may hold; null: no limit
 };
 
 // The same costs as an object that validates itself, made from a pipeplan.cost.PipelineCosts.
 class PipelineCosts {
   public:
-    // Throws std::invalid_argument if sizes differ or a time is not finite and >= 0.
+    // Throws std::invalid_argument if sizes differ, a time is not finite and >= 0, or a cap below 1.
+    // Without caps stages may hold all microbatches.
     PipelineCosts(std::vector<double> forward_ms, std::vector<double> backward_ms,
                   std::vector<double> send_forward_ms, std::vector<double> send_backward_ms,
-                  std::vector<double> all_reduce_ms, bool half_duplex);
+                  std::vector<double> all_reduce_ms, bool half_duplex, std::vector<int> caps = {});
     int num_stages() const { return static_cast<int>(forward_ms_.size()); }
     // Throws std::invalid_argument if the number of microbatches is out of range.
     CostsView view(long num_microbatches) const;
@@ -38,6 +40,7 @@ class PipelineCosts {
     std::vector<double> forward_ms_, backward_ms_, send_forward_ms_, send_backward_ms_,
         all_reduce_ms_;
     bool half_duplex_;
+    std::vector<int> caps_;
 };
 
 // A block in a schedule: m >= 0 is the forward of microbatch m, -1 - m its backward.
@@ -70,7 +73,8 @@ enum class Preference {
 // microbatches that stage n may hold at once.
 Trace run_list(const CostsView& costs, Preference preference, const int* caps, Control& control);
 
-// The schedules of the portfolio, numbered as in pipeplan.schedules.PORTFOLIO.
+// The schedules of the portfolio, numbered as in pipeplan.schedules.PORTFOLIO. They keep the caps of
+// the costs.
 constexpr int kNumRules = 6;
 Trace run_rule(const CostsView& costs, int rule, Control& control);
 
@@ -88,7 +92,7 @@ RuleEstimate estimate_of(const CostsView& costs);
 double estimate_rule_ms(const CostsView& costs, int rule, Control& control);
 
 // The fixed-plan bound (bound.hpp): no schedule of these costs takes less. caps[n] is the most
-// microbatches that stage n may hold.
+// microbatches that stage n may hold; null: no limit.
 double plan_bound(const CostsView& costs, const int* caps);
 
 }  // namespace pipeplan

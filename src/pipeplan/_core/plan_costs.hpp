@@ -1,4 +1,4 @@
-// The times of a placed plan's stages and channels, under even shares.
+// The times of a placed plan's stages and channels, and how many microbatches its stages may hold.
 //
 // The same formulas as in pipeplan.cost, but fast enough for millions of plans. Tests compare the
 // two.
@@ -9,6 +9,7 @@
 #include "bound.hpp"
 #include "instance.hpp"
 #include "links.hpp"
+#include "memory.hpp"
 #include "pipeline.hpp"
 
 namespace pipeplan {
@@ -18,38 +19,109 @@ inline bool has_host_links(const Instance& in) {
     return !in.bytes_per_ms.is_full() && in.latency_ms.is_one_number();
 }
 
-// The costs of a stage; false if a path is missing or if a stage may not have so many devices.
-inline bool cost_stage(const Instance& in, int first_layer, int end_layer,
-                       const std::vector<int>& devices, StageCosts& costs) {
-    double slowest = kInfinity, latency_ms = 0.0, speed = kInfinity;
-    for (int u : devices) speed = std::min(speed, in.speed[u]);
-    const bool by_hosts = has_host_links(in);
-    if (by_hosts) {
-        slowest = in.bytes_per_ms.least_inside(devices);
-        latency_ms = in.latency_ms.one_number();
+// What the costs of a stage depend on, of its devices.
+struct SetLinks {
+    int num_devices;
+    double slowest_speed, slowest_bytes_per_ms, latency_ms;
+};
+
+inline SetLinks links_of_set(const Instance& in, const std::vector<int>& devices) {
+    SetLinks links{static_cast<int>(devices.size()), kInfinity, kInfinity, 0.0};
+    for (int u : devices) links.slowest_speed = std::min(links.slowest_speed, in.speed[u]);
+    if (has_host_links(in)) {
+        links.slowest_bytes_per_ms = in.bytes_per_ms.least_inside(devices);
+        links.latency_ms = in.latency_ms.one_number();
+        return links;
     }
-    for (std::size_t a = 0; !by_hosts && a < devices.size(); ++a) {
-        const int u = devices[a];
+    for (int u : devices) {
         for (int v : devices) {
             if (u == v) continue;
-            slowest = std::min(slowest, in.bytes_per_ms(u, v));
-            latency_ms = std::max(latency_ms, in.latency_ms(u, v));
+            links.slowest_bytes_per_ms = std::min(links.slowest_bytes_per_ms, in.bytes_per_ms(u, v));
+            links.latency_ms = std::max(links.latency_ms, in.latency_ms(u, v));
         }
     }
+    return links;
+}
+
+// How the devices of a stage share a microbatch: the longest time of one of them, where a device of
+// speed 1 takes 1 for all of it, and the memory that they have.
+struct SetShares {
+    double rate;
+    Room room;
+};
+
+inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devices,
+                               double slowest_speed) {
     const int k = static_cast<int>(devices.size());
-    const Ring ring = make_ring(in, k, slowest, latency_ms);
+    const auto memory = [&](int i) { return in.limits.memory_bytes[devices[i]]; };
+    SetShares result{1.0 / (k * slowest_speed), {1.0 / k, kInfinity, 1.0 / k, kInfinity}};
+    Room& room = result.room;
+    if (in.shares_evenly(k)) {
+        for (int i = 0; in.has_memory() && i < k; ++i) room.more_bytes = std::min(room.more_bytes, memory(i));
+        return result;
+    }
+    const std::vector<double> shares = in.shares(devices);
+    room.more_share = *std::max_element(shares.begin(), shares.end());
+    room.fewer_share = *std::min_element(shares.begin(), shares.end());
+    result.rate = 0.0;
+    for (int i = 0; i < k; ++i) {
+        result.rate = std::max(result.rate, shares[i] / in.speed[devices[i]]);
+        if (!in.has_memory()) continue;
+        double& least = shares[i] == room.more_share ? room.more_bytes : room.fewer_bytes;
+        least = std::min(least, memory(i));
+    }
+    return result;
+}
+
+inline StageNeeds needs_of(const Instance& in, int first_layer, int end_layer) {
+    return {in.limits.state_bytes_per_parameter_byte * in.parameter_bytes(first_layer, end_layer),
+            in.activation_bytes(first_layer, end_layer), in.bytes_into(first_layer)};
+}
+
+// The costs of a stage in a mode; false if a path is missing, if a stage may not have so many devices
+// or if it does not fit their memory.
+inline bool cost_stage(const Instance& in, int first_layer, int end_layer, const SetLinks& links,
+                       const std::vector<int>& devices, int mode, StageCosts& costs) {
+    const Ring ring =
+        make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms);
     if (!ring.connected) return false;
-    const double rate = 1.0 / (k * speed);
-    costs = {rate * in.forward_ms(first_layer, end_layer),
-             rate * in.backward_ms(first_layer, end_layer),
+    const SetShares shares = shares_of_set(in, devices, links.slowest_speed);
+    const double forward = shares.rate * in.forward_ms(first_layer, end_layer);
+    const double backward = shares.rate * in.backward_ms(first_layer, end_layer);
+    costs = {forward, mode & kRecomputes ? backward + forward : backward,
              ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
+    if (!in.has_memory()) return true;
+    const int cap = most_in_flight(in, shares.room, needs_of(in, first_layer, end_layer), mode);
+    set_cap(costs, cap, in.num_microbatches);
+    return cap > 0;
+}
+
+// The same as below, where the devices of a stage have different shares.
+inline bool cost_uneven_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
+                                const std::vector<int>& next_devices, ChannelCosts& costs) {
+    const std::vector<double> shares = in.shares(devices), next_shares = in.shares(next_devices);
+    const double output = in.output_bytes[end_layer - 1], gradient = in.gradient_bytes[end_layer - 1];
+    costs = {0.0, 0.0};
+    for (std::size_t a = 0; a < devices.size(); ++a) {
+        for (std::size_t b = 0; b < next_devices.size(); ++b) {
+            const int u = devices[a], v = next_devices[b];
+            const double part = shares[a] * next_shares[b];
+            const double forth = in.bytes_per_ms(u, v), back = in.bytes_per_ms(v, u);
+            if (!(forth > 0 && back > 0)) return false;
+            costs.there = std::max(costs.there, in.latency_ms(u, v) + part * output / forth);
+            costs.back = std::max(costs.back, in.latency_ms(v, u) + part * gradient / back);
+        }
+    }
     return true;
 }
 
 // The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing.
 inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
                          const std::vector<int>& next_devices, ChannelCosts& costs) {
-    const double part = 1.0 / (static_cast<double>(devices.size()) * next_devices.size());
+    const int k = static_cast<int>(devices.size()), k_next = static_cast<int>(next_devices.size());
+    const bool is_uneven = !in.shares_evenly(k) || !in.shares_evenly(k_next);
+    const double part = is_uneven ? in.largest_share(k) * in.largest_share(k_next)
+                                  : 1.0 / (static_cast<double>(k) * k_next);
     const double there_bytes = part * in.output_bytes[end_layer - 1];
     const double back_bytes = part * in.gradient_bytes[end_layer - 1];
     if (has_host_links(in)) {
@@ -59,6 +131,7 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
         return rate > 0;
     }
     costs = {0.0, 0.0};
+    if (is_uneven) return cost_uneven_channel(in, end_layer, devices, next_devices, costs);
     for (int u : devices) {
         for (int v : next_devices) {
             const double forth = in.bytes_per_ms(u, v), back = in.bytes_per_ms(v, u);
@@ -83,23 +156,27 @@ class PlacedCosts {
             ChannelCosts channel{0.0, 0.0};
             is_possible_ =
                 is_possible_ &&
-                cost_stage(in, n ? plan.end_layer()[n - 1] : 0, end, devices, stage) &&
+                cost_stage(in, n ? plan.end_layer()[n - 1] : 0, end, links_of_set(in, devices),
+                           devices, plan.modes()[n], stage) &&
                 (n + 1 == S || cost_channel(in, end, devices, plan.devices()[n + 1], channel));
             if (!is_possible_) return;
             forward_.push_back(stage.forward), backward_.push_back(stage.backward);
             all_reduce_.push_back(stage.all_reduce);
+            if (in.has_memory()) caps_.push_back(stage.cap);
             there_.push_back(channel.there), back_.push_back(channel.back);
         }
     }
-    // False if a path is missing or if a stage has too many devices.
+    // False if a path is missing, or if a stage has too many devices or too little memory.
     bool is_possible() const { return is_possible_; }
     CostsView view() const {
         return {static_cast<int>(forward_.size()), num_microbatches_, forward_.data(),
-                backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_};
+                backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_,
+                caps_.empty() ? nullptr : caps_.data()};
     }
 
   private:
     std::vector<double> forward_, backward_, there_, back_, all_reduce_;
+    std::vector<int> caps_;  // only where memory counts
     int num_microbatches_;
     bool half_duplex_, is_possible_ = true;
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "order_links.hpp"
+#include "plan_costs.hpp"
 #include "suffix_dp.hpp"
 
 namespace pipeplan {
@@ -64,6 +65,10 @@ class OrderTopology {
         return {&forward_[pair(option, next)], &backward_[pair(option, next)]};
     }
     double head_speed(int node) const { return speed_[U_ - node]; }
+    bool contains(int node, int option, int device) const {
+        const int first = U_ - node - sizes_[option];
+        return device >= start_[first] && device < start_[first + sizes_[option]];
+    }
     std::vector<int> devices(const PlacedStage& stage) const {
         const int first = U_ - stage.node - sizes_[stage.option];
         std::vector<int> result;
@@ -86,15 +91,30 @@ class OrderTopology {
     void tabulate_sets() {
         sets_.resize(static_cast<std::size_t>(U_) * sizes_.size());
         for (int first = 0; first < U_; ++first) {
+            std::vector<int> devices;
             double slowest = kInfinity;
             for (int a = 0, u = start_[first]; a < num_options() && first + sizes_[a] <= U_; ++a) {
-                for (; u < start_[first + sizes_[a]]; ++u) slowest = std::min(slowest, in_.speed[u]);
-                const int r = u - start_[first];
-                sets_[at(first, a)] = {r, even_shares(r, slowest),
-                                       make_ring(in_, r, links_.inside_rate(first, a),
-                                                 links_.inside_latency_ms(first, a))};
+                for (; u < start_[first + sizes_[a]]; ++u) {
+                    slowest = std::min(slowest, in_.speed[u]);
+                    if (static_cast<int>(devices.size()) < in_.max_replicas) devices.push_back(u);
+                }
+                sets_[at(first, a)] = device_set(first, a, u - start_[first], slowest, devices);
             }
         }
+    }
+
+    // `devices` are those of the set, if it has not too many.
+    DeviceSet device_set(int first, int a, int r, double slowest,
+                         const std::vector<int>& devices) const {
+        DeviceSet set{r, even_shares(r, slowest),
+                      make_ring(in_, r, links_.inside_rate(first, a), links_.inside_latency_ms(first, a)),
+                      {}};
+        if (!set.ring.connected || (in_.shares_evenly(r) && !in_.has_memory())) return set;
+        const SetShares shares = shares_of_set(in_, devices, slowest);
+        set.room = shares.room;
+        // The slowest pair counts as if it carried the largest part.
+        if (!in_.shares_evenly(r)) set.shares = {shares.room.more_share, shares.room.more_share, shares.rate};
+        return set;
     }
 
     const Instance& in_;
@@ -120,7 +140,7 @@ Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes
     for (const std::vector<PlacedStage>& stages : found.best) {
         std::vector<std::vector<int>> devices;
         for (const PlacedStage& stage : stages) devices.push_back(topology.devices(stage));
-        result.plans.emplace_back(instance, end_layers(stages), std::move(devices));
+        result.plans.emplace_back(instance, end_layers(stages), std::move(devices), modes_of(stages));
     }
     return result;
 }

@@ -36,6 +36,12 @@ class SetTopology {
         return {&links_[pair(option, next)], &links_[pair(next, option)]};
     }
     double head_speed(int node) const { return speed_.back() - speed_[node]; }
+    // Only for devices that are alone in their class.
+    bool contains(int, int option, int device) const {
+        for (std::size_t c = 0; c < members_.size(); ++c)
+            if (members_[c][0] == device) return sets_[option][c] > 0;
+        return false;
+    }
 
     // Gives every stage its own devices of each class.
     std::vector<std::vector<int>> devices(const std::vector<PlacedStage>& stages) const {
@@ -155,10 +161,25 @@ class SetTopology {
                 latency_ms = std::max(latency_ms, in_.latency_ms[in_.at(u, v)]);
             }
         }
-        if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}};
+        if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}, {}};
         const int more = num_with_more_samples(in_, k);
-        return {k, whole_or_even_shares(in_, k, speed, more ? kth_fastest(counts, more) : speed),
-                make_ring(in_, k, slowest, latency_ms)};
+        const Shares shares =
+            whole_or_even_shares(in_, k, speed, more ? kth_fastest(counts, more) : speed);
+        return {k, shares, make_ring(in_, k, slowest, latency_ms), room_of(counts, shares)};
+    }
+
+    // At best: the devices with a sample more may be those with the most memory.
+    Room room_of(const Counts& counts, const Shares& shares) const {
+        if (!in_.has_memory()) return {};
+        Room room{shares.even, 0.0, shares.least, kInfinity};
+        for (std::size_t c = 0; c < counts.size(); ++c) {
+            if (!counts[c]) continue;
+            const double bytes = in_.limits.memory_bytes[members_[c][0]];
+            room.more_bytes = std::max(room.more_bytes, bytes);
+            room.fewer_bytes = std::min(room.fewer_bytes, bytes);
+        }
+        if (shares.least == shares.even) room.more_bytes = room.fewer_bytes;
+        return room;
     }
 
     const Instance& in_;
@@ -198,7 +219,8 @@ Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_
     const DpResult found = dp.run();
     Candidates result{found.least_ms, {}};
     for (const std::vector<PlacedStage>& stages : found.best)
-        result.plans.emplace_back(instance, end_layers(stages), topology.devices(stages));
+        result.plans.emplace_back(instance, end_layers(stages), topology.devices(stages),
+                                  modes_of(stages));
     return result;
 }
 

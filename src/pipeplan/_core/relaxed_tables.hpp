@@ -96,9 +96,11 @@ class RelaxedTables {
     // sample more may be of a faster class.
     void add_choices(int group, int size, int c, const Ring& ring) {
         const std::vector<SpeedClass>& classes = budget_.classes();
-        double best = even_shares(size, classes[c].fastest).compute_rate;
-        add_choice({group, {c, size}, {0, 0}, best, ring});
         const int fewer = fewest_samples(size), more = num_with_more_samples(in_, size);
+        const bool splits = !in_.limits.whole_samples || more == 0;
+        double best = splits ? even_shares(size, classes[c].fastest).compute_rate
+                             : (fewer + 1) / samples_ / classes[c].fastest;
+        add_choice({group, {c, size}, {0, 0}, best, ring});
         for (int d = c - 1; d >= 0 && more > 0; --d) {
             const double rate = std::max(fewer / samples_ / classes[c].fastest,
                                          (fewer + 1) / samples_ / classes[d].fastest);

@@ -28,6 +28,15 @@ std::vector<double> time_rules(const CostsView& costs, double worth_ms, double b
 
 }  // namespace
 
+std::vector<int> caps_of(const Instance& instance, const PlacedPlan& plan) {
+    const PlacedCosts costs(instance, plan);
+    if (!costs.is_possible()) return {};
+    std::vector<int> caps(plan.num_stages(), instance.num_microbatches);
+    if (costs.view().caps)
+        for (int n = 0; n < plan.num_stages(); ++n) caps[n] = std::min(caps[n], costs.view().caps[n]);
+    return caps;
+}
+
 std::vector<double> rule_times(const Instance& instance, const PlacedPlan& plan, double worth_ms,
                                Control& control) {
     const PlacedCosts costs(instance, plan);
@@ -40,8 +49,7 @@ Judgement judge_plan(const Instance& instance, const PlacedPlan& plan, double be
     const PlacedCosts placed(instance, plan);
     if (!placed.is_possible()) return {kInfinity, {}};
     const CostsView costs = placed.view();
-    const std::vector<int> caps(costs.num_stages, costs.num_microbatches);
-    const double bound_ms = plan_bound(costs, caps.data());
+    const double bound_ms = plan_bound(costs, costs.caps);
     if (estimate_of(costs).is_exact) {
         std::vector<double> times = time_rules(costs, worth_ms, bound_ms, control);
         return {times[0], std::move(times)};

@@ -1,16 +1,42 @@
-// A plan as local search changes it, with the costs that are known of its stages and channels.
+// A plan as local search changes it, with what is known of its stages and channels.
+//
+// Links are known for the first devices of a set, and are extended when devices join. A device that
+// leaves takes nothing with it unless it has the slowest link. So most changes cost one look at the
+// links of one device instead of those of all pairs.
 #pragma once
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "bound.hpp"
 #include "instance.hpp"
+#include "plan_costs.hpp"
 
 namespace pipeplan {
+
+// The slowest link among the first `count` devices of a set, and its two ends.
+struct SlowestInside {
+    double bytes_per_ms = kInfinity;
+    int one = -1, other = -1;
+    int count = 0;
+};
+
+// The slowest link in each direction between the first devices of two sets.
+struct SlowestBetween {
+    struct Link {
+        double bytes_per_ms = kInfinity;
+        int here = -1, there = -1;  // its ends in the first and in the second set
+    };
+    Link forth, back;
+    int count_here = 0, count_there = 0;
+};
 
 struct SearchStage {
     int first_layer, end_layer;
     std::vector<int> devices;
+    int mode = kKeeps;  // bits of StageMode
+    SlowestInside inside;
+    SlowestBetween next;  // to the next stage
     StageCosts costs;
     ChannelCosts channel;      // to the next stage
     bool costs_known = false;  // of this stage
@@ -27,19 +53,117 @@ inline SearchPlan from_placed(const PlacedPlan& placed) {
         stage.first_layer = first;
         stage.end_layer = first = placed.end_layer()[n];
         stage.devices = placed.devices()[n];
+        stage.mode = placed.modes()[n];
         plan.push_back(std::move(stage));
     }
     return plan;
 }
 
 inline PlacedPlan to_placed(const Instance& instance, const SearchPlan& plan) {
-    std::vector<int> end_layer;
+    std::vector<int> end_layer, modes;
     std::vector<std::vector<int>> devices;
     for (const SearchStage& stage : plan) {
         end_layer.push_back(stage.end_layer);
         devices.push_back(stage.devices);
+        modes.push_back(stage.mode);
     }
-    return PlacedPlan(instance, std::move(end_layer), std::move(devices));
+    return PlacedPlan(instance, std::move(end_layer), std::move(devices), std::move(modes));
 }
+
+// Fills in the costs of stages and channels, from links that were known before where it can.
+class SearchCosts {
+  public:
+    explicit SearchCosts(const Instance& in)
+        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number()) {
+        for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
+    }
+    bool keeps_links() const { return keeps_links_; }
+    double slowest_speed(const SearchStage& stage) const {
+        double slowest = in_.speed[stage.devices[0]];
+        if (has_one_speed_) return slowest;
+        for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
+        return slowest;
+    }
+    // About how long a microbatch keeps the stage busy; without a look at links.
+    double work_ms(const SearchStage& stage) const {
+        const auto until = [&](int l) { return in_.forward_sum[l] + in_.backward_sum[l]; };
+        return (until(stage.end_layer) - until(stage.first_layer)) /
+               (static_cast<double>(stage.devices.size()) * slowest_speed(stage));
+    }
+    // False where a path is missing. Adds the pairs of devices that were looked at to `num_pairs`.
+    bool fill_stage(SearchStage& stage, double& num_pairs) const {
+        const int k = static_cast<int>(stage.devices.size());
+        if (!keeps_links_) {
+            num_pairs += static_cast<double>(k) * k;
+            return cost(stage, links_of_set(in_, stage.devices));
+        }
+        SlowestInside& inside = stage.inside;
+        num_pairs += 0.5 * (k - inside.count) * (k + inside.count);
+        for (; inside.count < k; ++inside.count) {
+            const int u = stage.devices[inside.count];
+            for (int a = 0; a < inside.count; ++a) {
+                const int v = stage.devices[a];
+                const double rate = std::min(in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]);
+                if (rate < inside.bytes_per_ms) inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
+            }
+        }
+        return cost(stage, SetLinks{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()});
+    }
+    // The same for the channel from a stage to the next.
+    bool fill_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
+        const int k = static_cast<int>(stage.devices.size());
+        const int k_behind = static_cast<int>(behind.devices.size());
+        if (!keeps_links_ || !in_.shares_evenly(k) || !in_.shares_evenly(k_behind)) {
+            num_pairs += static_cast<double>(k) * k_behind;
+            return cost_channel(in_, stage.end_layer, stage.devices, behind.devices, stage.channel);
+        }
+        SlowestBetween& next = stage.next;
+        const auto look = [&](int from_here, int to_here, int from_there, int to_there) {
+            for (int a = from_here; a < to_here; ++a) {
+                const int u = stage.devices[a];
+                for (int b = from_there; b < to_there; ++b) {
+                    const int v = behind.devices[b];
+                    const double forth = in_.bytes_per_ms[in_.at(u, v)], back = in_.bytes_per_ms[in_.at(v, u)];
+                    if (forth < next.forth.bytes_per_ms) next.forth = {forth, u, v};
+                    if (back < next.back.bytes_per_ms) next.back = {back, u, v};
+                }
+            }
+        };
+        num_pairs += static_cast<double>(k) * k_behind - static_cast<double>(next.count_here) * next.count_there;
+        look(next.count_here, k, 0, k_behind);
+        look(0, next.count_here, next.count_there, k_behind);
+        next.count_here = k, next.count_there = k_behind;
+        if (!(next.forth.bytes_per_ms > 0 && next.back.bytes_per_ms > 0)) return false;
+        const double part = 1.0 / (static_cast<double>(k) * k_behind);
+        stage.channel = {latency_ms() + part * in_.output_bytes[stage.end_layer - 1] / next.forth.bytes_per_ms,
+                         latency_ms() + part * in_.gradient_bytes[stage.end_layer - 1] / next.back.bytes_per_ms};
+        return true;
+    }
+
+  private:
+    // The costs of the stage in its mode. If memory is too short for it, it recomputes; and it does
+    // not if there is room for all microbatches.
+    bool cost(SearchStage& stage, const SetLinks& links) const {
+        const auto in_mode = [&](int mode, StageCosts& costs) {
+            return cost_stage(in_, stage.first_layer, stage.end_layer, links, stage.devices, mode, costs);
+        };
+        const bool fits = in_mode(stage.mode, stage.costs);
+        if (!in_.has_memory() || !in_.limits.may_recompute) return fits;
+        if (stage.mode == kKeeps) {
+            if (fits) return true;
+            stage.mode = kRecomputes;
+            return in_mode(stage.mode, stage.costs);
+        }
+        StageCosts kept;
+        if (in_mode(kKeeps, kept) && kept.cap == kNoCap) stage.mode = kKeeps, stage.costs = kept;
+        return fits;
+    }
+
+    double latency_ms() const { return in_.latency_ms.one_number(); }
+
+    const Instance& in_;
+    const bool keeps_links_;
+    bool has_one_speed_ = true;
+};
 
 }  // namespace pipeplan

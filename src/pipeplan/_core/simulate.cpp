@@ -229,12 +229,19 @@ Trace run_list(const CostsView& costs, Preference preference, const int* caps, C
 Trace run_rule(const CostsView& costs, int rule, Control& control) {
     const int S = costs.num_stages, M = costs.num_microbatches;
     std::vector<int> caps(S, M);
+    if (costs.caps)
+        for (int n = 0; n < S; ++n) caps[n] = std::min(M, costs.caps[n]);
     const auto leave_room = [&](int per_stage_behind) {
-        for (int n = 0; n < S; ++n) caps[n] = per_stage_behind * (S - 1 - n) + 1;
+        for (int n = 0; n < S; ++n) {
+            const int room = per_stage_behind * (S - 1 - n) + 1;
+            caps[n] = costs.caps ? std::min(caps[n], room) : room;
+        }
     };
     const auto run_warm_up = [&] {  // caps[n] forwards, then one backward and one forward in turn
         std::vector<Code> codes;
         for (int n = 0; n < S; ++n) {
+            // With more forwards than the stage in front a stage would wait for ever.
+            if (n > 0) caps[n] = std::min(caps[n], caps[n - 1]);
             for (int m = 0; m < std::min(caps[n], M); ++m) codes.push_back(m);
             for (int m = 0; m < M; ++m) {
                 codes.push_back(-1 - m);

@@ -15,6 +15,11 @@
 //   void enter(node): called before anything is put in front of the node
 //   LinkPair links(node, option, next_option): the channel from the option to the node's first set
 //   double head_speed(node): the summed speed of all devices that could still stand in front
+//   bool contains(node, option, device): whether the option has the device there
+//
+// A stage keeps its activations or computes them again (StageMode). Both ways are tried where memory
+// does not let it hold all microbatches. Where the number of stages is limited, a node is known
+// apart for each number of stages behind it.
 //
 // Whatever the bound puts above `limit_ms`, the time of a plan that the caller has, is dropped.
 // Complexity: O(L) channel steps for each (node, option, next option), O(L^2) stage steps for each
@@ -27,6 +32,7 @@
 #include "front.hpp"
 #include "kernels.hpp"
 #include "links.hpp"
+#include "memory.hpp"
 
 namespace pipeplan {
 
@@ -35,6 +41,7 @@ struct DeviceSet {
     int num_devices;
     Shares shares;
     Ring ring;
+    Room room;
 };
 
 struct LinkPair {
@@ -45,12 +52,19 @@ struct LinkPair {
 struct PlacedStage {
     int first_layer, end_layer;
     int node, option;  // the option put in front of the node
+    int mode;          // bits of StageMode
 };
 
 inline std::vector<int> end_layers(const std::vector<PlacedStage>& stages) {
     std::vector<int> ends;
     for (const PlacedStage& stage : stages) ends.push_back(stage.end_layer);
     return ends;
+}
+
+inline std::vector<int> modes_of(const std::vector<PlacedStage>& stages) {
+    std::vector<int> modes;
+    for (const PlacedStage& stage : stages) modes.push_back(stage.mode);
+    return modes;
 }
 
 struct DpResult {
@@ -67,7 +81,10 @@ class SuffixDp {
           control_(control), L_(in.num_layers), M_(in.num_microbatches),
           limit_ms_(limits.limit_ms * (1 + 1e-9)), forward_(in.forward_sum),
           backward_(in.backward_sum),
-          rows_(static_cast<std::size_t>(topology.num_nodes()) * topology.num_options()) {}
+          counts_stages_(in.limits.min_stages > 1 || in.limits.max_stages < in.num_layers),
+          num_counts_(counts_stages_ ? std::min(in.limits.max_stages, in.num_layers) + 1 : 1),
+          rows_(static_cast<std::size_t>(num_counts_) * topology.num_nodes() *
+                topology.num_options()) {}
 
     DpResult run() {
         if constexpr (Topology::kKnowsFreeSets) tabulate_heads();
@@ -78,15 +95,8 @@ class SuffixDp {
             std::vector<int> options;
             for (int option = 0; option < topology_.num_options(); ++option)
                 if (topology_.attach(node, option) >= 0) options.push_back(option);
-            // Different options in front of one node fill different rows.
-            if (static_cast<int>(options.size()) < kWorthThreads) {
-                for (int option : options) fill_row(node, option, *work[0]);
-                continue;
-            }
-            pool_.run(static_cast<int>(options.size()), [&](int k, int worker) {
-                if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
-                fill_row(node, options[k], *work[worker]);
-            });
+            for (int count = 0; count < std::max(1, num_counts_ - 1); ++count)
+                fill_rows(node, count, options, work);
         }
         return collect();
     }
@@ -99,6 +109,11 @@ class SuffixDp {
         bool alive() const { return !points.empty(); }
     };
 
+    // What has to run before a suffix can begin, and before and after it: forwards only, and both.
+    struct Head {
+        double forward, work;
+    };
+
     // What a thread needs to fill rows.
     struct Work {
         explicit Work(int num_layers) : behind(num_layers + 1), fronts(num_layers) {}
@@ -109,69 +124,102 @@ class SuffixDp {
     static constexpr int kLayersBetweenChecks = 16;
     static constexpr int kWorthThreads = 16;  // options from which waking threads pays
 
-    Row& row(int node, int option) {
-        return rows_[static_cast<std::size_t>(node) * topology_.num_options() + option];
+    // `count` is the number of stages; 0 where these do not count.
+    std::size_t row_index(int count, int node, int option) const {
+        return (static_cast<std::size_t>(count) * topology_.num_nodes() + node) *
+                   topology_.num_options() + option;
     }
-    const Row& row(int node, int option) const {
-        return rows_[static_cast<std::size_t>(node) * topology_.num_options() + option];
+    Row& row(int count, int node, int option) { return rows_[row_index(count, node, option)]; }
+    const Row& row(int count, int node, int option) const {
+        return rows_[row_index(count, node, option)];
     }
 
-    void fill_row(int node, int option, Work& work) {
+    // Different options in front of one node fill different rows.
+    void fill_rows(int node, int count, const std::vector<int>& options,
+                   std::vector<std::unique_ptr<Work>>& work) {
+        if (static_cast<int>(options.size()) < kWorthThreads) {
+            for (int option : options) fill_row(count, node, option, *work[0]);
+            return;
+        }
+        pool_.run(static_cast<int>(options.size()), [&](int k, int worker) {
+            if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
+            fill_row(count, node, options[k], *work[worker]);
+        });
+    }
+
+    // All stages of the option directly in front of the node, which has `count` stages.
+    void fill_row(int count, int node, int option, Work& work) {
         const DeviceSet set = topology_.set(node, option);
         if (!set.ring.connected) return;
-        const bool any_behind = fill_behind(node, option, set, work);
-        const bool may_end = topology_.may_end(node);
+        const bool any_behind = fill_behind(count, node, option, set, work);
+        const int last_device = in_.limits.last_device;
+        const bool may_end = count == 0 && topology_.may_end(node) &&
+                             (last_device < 0 || topology_.contains(node, option, last_device));
         if (!any_behind && !may_end) return;
         const int new_node = topology_.attach(node, option);
-        const double rate = set.shares.compute_rate;
         bool any = false;
         for (int l = 0; l < L_; ++l) {
             Front<Suffix>& front = work.fronts[l];
             front.clear();
             if (l % kLayersBetweenChecks == 0) control_.check();
-            const auto [head_forward, head_work] = head(new_node, option, l);
-            if (!(head_work < kInfinity)) continue;
-            const auto keep = [&](const Suffix& value, const Origin& origin) {
-                if (value.last_backward + head_work > limit_ms_ ||
-                    value.last_reduce + head_forward > limit_ms_)
-                    return;
-                front.insert(value, origin, limits_.capacity, overflow_);
-            };
-            double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
-            for (int cut = l + 1; cut <= L_; ++cut) {
-                forward_ms += in_.forward_ms.value(cut - 1);
-                backward_ms += in_.backward_ms.value(cut - 1);
-                parameter_bytes += in_.parameter_bytes.value(cut - 1);
-                const StageCosts stage{rate * forward_ms, rate * backward_ms,
-                                       set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
-                if (M_ * (stage.forward + stage.backward) + stage.all_reduce + head_forward >
-                    limit_ms_)
-                    break;  // it only grows with the cut
-                if (cut == L_) {
-                    if (may_end) keep(last_stage(stage, M_), {L_, -1, -1});
-                    break;
-                }
-                const Front<Beyond>& behind = work.behind[cut];
-                for (int k = 0; k < behind.size(); ++k)
-                    keep(before(stage, behind[k].value, M_), behind[k].origin);
-            }
+            const Head ahead = head(new_node, option, l);
+            if (!(ahead.work < kInfinity)) continue;
+            put_in_front(set, l, may_end, ahead, work.behind, front);
             any = any || front.size() > 0;
         }
-        if (!any) return;
-        Row& result = row(new_node, option);
+        if (any) store(work.fronts, row(counts_stages_ ? count + 1 : 0, new_node, option));
+    }
+
+    void store(const std::vector<Front<Suffix>>& fronts, Row& result) const {
         result.begin.resize(L_ + 1);
         for (int l = 0; l < L_; ++l) {
             result.begin[l] = static_cast<int>(result.points.size());
-            for (int k = 0; k < work.fronts[l].size(); ++k)
-                result.points.push_back(work.fronts[l][k]);
+            for (int k = 0; k < fronts[l].size(); ++k) result.points.push_back(fronts[l][k]);
         }
         result.begin[L_] = static_cast<int>(result.points.size());
     }
 
-    // What has to run before a suffix can begin, and before and after it: forwards only, and both.
-    struct Head {
-        double forward, work;
-    };
+    // All stages of the set that begin at layer l.
+    void put_in_front(const DeviceSet& set, int l, bool may_end, const Head& ahead,
+                      const std::vector<Front<Beyond>>& behind, Front<Suffix>& front) const {
+        const double rate = set.shares.compute_rate;
+        const auto keep = [&](const Suffix& value, Origin origin, int mode) {
+            if (value.last_backward + ahead.work > limit_ms_ ||
+                value.last_reduce + ahead.forward > limit_ms_)
+                return;
+            origin.mode = static_cast<std::uint32_t>(mode);
+            front.insert(value, origin, limits_.capacity, overflow_);
+        };
+        const auto put = [&](const StageCosts& stage, int cut, int mode) {
+            if (cut == L_) {
+                if (may_end) keep(last_stage(stage, M_), {L_, 0, -1, -1}, mode);
+                return;
+            }
+            for (int k = 0; k < behind[cut].size(); ++k)
+                keep(before(stage, behind[cut][k].value, M_), behind[cut][k].origin, mode);
+        };
+        double forward_ms = 0.0, backward_ms = 0.0;
+        double parameter_bytes = 0.0;
+        StageNeeds needs{0.0, 0.0, in_.bytes_into(l)};
+        for (int cut = l + 1; cut <= L_; ++cut) {
+            forward_ms += in_.forward_ms.value(cut - 1);
+            backward_ms += in_.backward_ms.value(cut - 1);
+            parameter_bytes += in_.parameter_bytes.value(cut - 1);
+            const StageCosts stage{rate * forward_ms, rate * backward_ms,
+                                   set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
+            if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead.forward > limit_ms_)
+                return;  // it only grows with the cut
+            if (!in_.has_memory()) {
+                put(stage, cut, kKeeps);
+                continue;
+            }
+            needs.state_bytes = in_.limits.state_bytes_per_parameter_byte * parameter_bytes;
+            needs.activation_bytes += in_.activation_bytes.value(cut - 1);
+            if (!for_modes(in_, set.room, needs, stage, cut == L_,
+                           [&](const StageCosts& one, int mode) { put(one, cut, mode); }))
+                return;  // it only needs more with the cut
+        }
+    }
 
     // The layers before `cut` on devices that the node does not use.
     Head head_on(int node, int cut) const {
@@ -266,11 +314,11 @@ class SuffixDp {
     }
 
     // For each cut the front of what lies behind the channel between `option` and the node.
-    bool fill_behind(int node, int option, const DeviceSet& set, Work& work) {
+    bool fill_behind(int count, int node, int option, const DeviceSet& set, Work& work) {
         for (Front<Beyond>& front : work.behind) front.clear();
         bool any = false;
         for (int next = 0; next < topology_.num_options(); ++next) {
-            const Row& rest = row(node, next);
+            const Row& rest = row(count, node, next);
             if (!rest.alive()) continue;
             control_.check();
             const LinkPair links = topology_.links(node, option, next);
@@ -287,7 +335,7 @@ class SuffixDp {
                     if (value.busy + head_work > limit_ms_ ||
                         value.last_reduce + head_forward > limit_ms_)
                         continue;
-                    const Origin origin{cut, static_cast<std::int16_t>(next),
+                    const Origin origin{cut, 0, static_cast<std::int16_t>(next),
                                         static_cast<std::int16_t>(k - rest.begin[cut])};
                     work.behind[cut].insert(value, origin, limits_.capacity,
                                             overflow_);
@@ -298,40 +346,61 @@ class SuffixDp {
         return any;
     }
 
-    DpResult collect() const {
-        struct End {
-            double ms;
-            int node, option, index;
-        };
+    // Whether a plan may have so many stages; always where these do not count.
+    bool is_number(int count) const {
+        return !counts_stages_ || (count >= in_.limits.min_stages && count <= in_.limits.max_stages);
+    }
+
+    struct End {
+        double ms;
+        int count, node, option, index;
+    };
+
+    std::vector<End> complete_plans() const {
         std::vector<End> ends;
-        for (int node = 0; node < topology_.num_nodes(); ++node) {
-            for (int option = 0; option < topology_.num_options(); ++option) {
-                const Row& whole = row(node, option);
-                if (!whole.alive()) continue;
-                for (int k = whole.begin[0]; k < whole.begin[1]; ++k)
-                    ends.push_back({whole.points[k].value.last_reduce, node, option, k});
+        const int first_device = in_.limits.first_device;
+        for (int count = 0; count < num_counts_; ++count) {
+            if (!is_number(count)) continue;
+            for (int node = 0; node < topology_.num_nodes(); ++node) {
+                for (int option = 0; option < topology_.num_options(); ++option) {
+                    const Row& whole = row(count, node, option);
+                    if (!whole.alive()) continue;
+                    if (first_device >= 0 && !topology_.contains(topology_.detach(node, option),
+                                                                 option, first_device))
+                        continue;
+                    for (int k = whole.begin[0]; k < whole.begin[1]; ++k)
+                        ends.push_back(
+                            {whole.points[k].value.last_reduce, count, node, option, k});
+                }
             }
         }
         std::stable_sort(ends.begin(), ends.end(),
                          [](const End& a, const End& b) { return a.ms < b.ms; });
+        return ends;
+    }
+
+    DpResult collect() const {
+        const std::vector<End> ends = complete_plans();
         DpResult result{limits_.limit_ms, {}};
         if (!ends.empty()) result.least_ms = std::min(result.least_ms, ends[0].ms);
         for (std::size_t k = 0; k < ends.size() && static_cast<int>(k) < limits_.num_best; ++k)
-            result.best.push_back(trace_back(ends[k].node, ends[k].option, ends[k].index));
+            result.best.push_back(trace_back(ends[k]));
         return result;
     }
 
-    std::vector<PlacedStage> trace_back(int node, int option, int index) const {
+    std::vector<PlacedStage> trace_back(End end) const {
         std::vector<PlacedStage> stages;
         for (int layer = 0;;) {
-            const Point<Suffix>& point = row(node, option).points[index];
-            const int behind = topology_.detach(node, option);
-            stages.push_back({layer, point.origin.cut, behind, option});
+            const Point<Suffix>& point = row(end.count, end.node, end.option).points[end.index];
+            const int behind = topology_.detach(end.node, end.option);
+            stages.push_back({layer, point.origin.cut, behind, end.option,
+                              static_cast<int>(point.origin.mode)});
             if (point.origin.cut == L_) return stages;
             layer = point.origin.cut;
-            node = behind;
-            option = point.origin.option;
-            index = row(node, option).begin[layer] + point.origin.index;
+            end.count = std::max(0, end.count - 1);
+            end.node = behind;
+            end.option = point.origin.option;
+            end.index = row(end.count, end.node, end.option).begin[layer] + point.origin.index;
         }
     }
 
@@ -345,7 +414,9 @@ class SuffixDp {
     const double M_;
     const double limit_ms_;
     const std::vector<double>&forward_, &backward_;  // prefix sums
-    std::vector<Row> rows_;                                // [node][option]
+    const bool counts_stages_;                             // whether their number is limited
+    const int num_counts_;
+    std::vector<Row> rows_;                                // [number of stages][node][option]
     std::vector<Head> heads_;                              // [node][cut], where sets are known
     std::vector<ChannelCosts> nearest_;                    // [option][cut], likewise
 };

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 import numpy as np
@@ -58,7 +58,7 @@ class Attempt:
     planner: str
     planning_s: float
     plan: Plan | None = None
-    broken: BrokenLimits = BrokenLimits()
+    broken: BrokenLimits = field(default_factory=BrokenLimits)
     """Which limits the plan breaks: published planners keep none of them on purpose."""
     reason: str | None = None
     error: InfeasibleError | None = None

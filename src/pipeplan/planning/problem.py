@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeplan import _core
 from pipeplan.cluster import Cluster
-from pipeplan.cost import CostModel
+from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.pipeline import Bound, Stage
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.options import PlanningOptions
@@ -17,6 +17,8 @@ from pipeplan.simulator import Codes
 
 __all__ = ["Draft", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
 
+NO_LIMIT = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -24,9 +26,9 @@ class Problem:
 
     cost: CostModel
     num_microbatches: int
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     """What the plan has to keep. Published planners plan by their own rules and ignore it."""
-    options: PlanningOptions = PlanningOptions()
+    options: PlanningOptions = field(default_factory=PlanningOptions)
     """What the user asked for, as plans record it."""
     seed: int = 0
     time_limit_s: float | None = None
@@ -36,6 +38,51 @@ class Problem:
     """More threads are faster, but never change the result."""
     report: Callable[[str], None] = lambda _: None
     """Called with a short line about progress."""
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether memory counts and some device has a limit."""
+        has_limits = any(device.memory_gb is not None for device in self.cluster.devices)
+        return self.limits.memory and has_limits
+
+    def kernel_instance(self, *, memory_factor: float = 1.0) -> _core.Instance:
+        """The problem as planning kernels read it, limits included.
+
+        Layers that share a stage and devices that stay unused are not among its limits: problems
+        with these are made smaller before they are planned (`planner/reduction.py`).
+        """
+        limits, model = self.limits, self.model
+        memory_bytes: list[float] = []
+        if self.limits_memory:
+            memory_bytes = [
+                math.inf
+                if device.memory_gb is None
+                else device.memory_gb * BYTES_IN_GB * memory_factor
+                for device in self.cluster.devices
+            ]
+        return self.cost.kernel_instance(
+            self.num_microbatches,
+            _core.PlanLimits(
+                whole_samples=limits.whole_samples,
+                may_recompute=limits.recompute,
+                memory_bytes=memory_bytes,
+                state_bytes_per_parameter_byte=1 + model.optimizer_bytes_per_parameter_byte,
+                input_bytes=model.input_bytes,
+                min_stages=limits.min_stages,
+                max_stages=self._max_stages,
+                first_device=-1 if limits.first_on is None else limits.first_on,
+                last_device=-1 if limits.last_on is None else limits.last_on,
+            ),
+        )
+
+    @property
+    def _max_stages(self) -> int:
+        """The limit on the number of stages; a number that cannot be reached where it is none."""
+        possible, asked = (
+            min(self.model.num_layers, self.cluster.num_devices),
+            self.limits.max_stages,
+        )
+        return NO_LIMIT if asked is None or asked >= possible else asked
 
     @property
     def effort(self) -> float:

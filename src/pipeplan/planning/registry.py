@@ -6,6 +6,7 @@ from pipeplan.errors import InputError
 from pipeplan.planning.baselines import BASELINES
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.exact import plan_exact
+from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
 from pipeplan.planning.planner.spp import plan_spp
 from pipeplan.planning.problem import Draft, Planner, Problem
@@ -19,6 +20,15 @@ SLOW = "exact"
 
 def plan_best_of_all(problem: Problem) -> Draft:
     """`best`, which also starts from the plans of published planners."""
+    return plan_within_limits(problem, _plan_best_from_published)
+
+
+def plan_exact_within_limits(problem: Problem) -> Draft:
+    """`exact` for the problem that the constraints leave."""
+    return plan_within_limits(problem, plan_exact)
+
+
+def _plan_best_from_published(problem: Problem) -> Draft:
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
     starts = BASELINES if names is None else names
     return plan_best(problem, (BASELINES[name](problem) for name in starts))
@@ -27,7 +37,7 @@ def plan_best_of_all(problem: Problem) -> Draft:
 PLANNERS: dict[str, Planner] = {
     "best": plan_best_of_all,
     "spp": plan_spp,
-    "exact": plan_exact,
+    "exact": plan_exact_within_limits,
     **BASELINES,
 }
 """The planners that come with pipeplan."""

@@ -42,6 +42,7 @@ from pipeplan.planning.planner.lower_bound import (
     relaxed_bound_ms,
     work_bound_ms,
 )
+from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, plain_plan
@@ -73,12 +74,15 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
         search.offer_all(starts)
         search.improve()
     except _core.DeadlineError:
-        pass
+        search.require_plan()
     except KeyboardInterrupt:
+        if not search.incumbent.has_plan:
+            raise
         draft = search.draft()
         raise SearchInterrupted(
             replace(draft, notes={**draft.notes, "interrupted": True})
         ) from None
+    search.require_plan()
     return search.draft()
 
 
@@ -91,8 +95,9 @@ class _Search:
         self.num_devices = len(problem.cost.speed_D)
         self.num_layers = len(problem.cost.forward_ms_L)
         self.settings = settings.settings_for(self.num_devices)
-        self.instance = problem.cost.kernel_instance(problem.num_microbatches)
-        self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance)
+        self.instance = problem.kernel_instance()
+        limits = replace(problem.limits, memory=problem.limits_memory)
+        self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance, limits)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self.bound_name = "work"
         self.orders = [tuple(range(self.num_devices))]
@@ -125,7 +130,7 @@ class _Search:
         return time.monotonic() >= self.problem.deadline
 
     def offer_simple_plans(self) -> None:
-        """One device, and data parallel on the largest connected part: there is always a plan."""
+        """One device, and data parallel on the largest connected part."""
         everything = range(self.num_layers)
         part = max(connected_parts(self.cost), key=len)
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
@@ -188,8 +193,17 @@ class _Search:
             unit,
         )
         for placed in plans:
-            self.offer(placed_stages(placed, order=order, end_layer=self.coarse.end_layer))
+            self.offer(self._placed(placed, order, self.coarse.end_layer))
         return least_ms
+
+    def _placed(
+        self,
+        placed: _core.PlacedPlan,
+        order: Sequence[int] | None = None,
+        end_layer: Sequence[int] | None = None,
+    ) -> tuple[Stage, ...]:
+        """The stages of a kernel's plan, with their shares."""
+        return placed_stages(placed, self.instance, order=order, end_layer=end_layer)
 
     def offer_partitions(self) -> None:
         """The paper's partitions that are not ruled out by the best time so far."""
@@ -240,7 +254,7 @@ class _Search:
         )
         self._raise_bound(exact_ms, "exact-sets")
         for placed in plans:
-            self.offer(placed_stages(placed))
+            self.offer(self._placed(placed))
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.
@@ -311,6 +325,14 @@ class _Search:
             bound=certificate(self.problem, self.bound_ms, draft.iteration_ms),
             notes={"bound": self.bound_name},
         )
+
+    def require_plan(self) -> None:
+        """Say why there is no plan, if there is none."""
+        if self.incumbent.has_plan:
+            return
+        if self.is_late:
+            raise _core.DeadlineError
+        raise explain_no_plan(self.problem, self.orders)
 
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:

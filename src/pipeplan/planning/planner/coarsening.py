@@ -9,6 +9,7 @@ Complexity: O(L log L).
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from pipeplan.cost import CostModel, median
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile, merged_layer
 
-__all__ = ["CoarseModel", "coarsen"]
+__all__ = ["CoarseModel", "coarsen", "merged_model"]
 
 MEDIAN_CUT_PRICE = 0.5
 """The price of merging over a cut of median size, where the work of an average group is 1."""
@@ -45,6 +46,11 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
     if len(ends) <= max_layers:
         return CoarseModel(cost=cost, end_layer=tuple(ends))
     ends = _merge_cheapest(cost, ends, max_layers)
+    return CoarseModel(cost=cost.with_model(merged_model(cost, ends)), end_layer=tuple(ends))
+
+
+def merged_model(cost: CostModel, ends: Sequence[int]) -> ModelProfile:
+    """The model with one layer for all layers up to each end."""
     layers = cost.model.layers
     merged = tuple(
         merged_layer(
@@ -58,13 +64,13 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
         )
         for first, end in zip([0, *ends[:-1]], ends, strict=True)
     )
-    model = ModelProfile(
+    return ModelProfile(
         name=cost.model.name,
         microbatch_size=cost.model.microbatch_size,
         input_bytes=cost.model.input_bytes,
         layers=merged,
+        optimizer_bytes_per_parameter_byte=cost.model.optimizer_bytes_per_parameter_byte,
     )
-    return CoarseModel(cost=cost.with_model(model), end_layer=tuple(ends))
 
 
 def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.cost import CostModel
-from pipeplan.pipeline import Stage
-from pipeplan.planning.planner.placement import placed_plan, placed_stages
+from pipeplan.cost import CostModel, PipelineCosts
+from pipeplan.pipeline import Stage, most_in_flight
+from pipeplan.planning.limits import Limits, broken_constraint
+from pipeplan.planning.planner.placement import placed_plan, placed_stages, shared_stage
 from pipeplan.planning.problem import Draft
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
 
@@ -17,28 +18,42 @@ WORTH_ALL_RULES = 1.03
 """A plan within this factor of the best under PE is tried under every rule."""
 REALLY_FASTER = 1 - 1e-12
 """By less than this, two plans take the same time, and the first one stays."""
+AS_FAST = 1 + 1e-9
+"""Among plans that are slower by less than this, the one with the least memory is taken."""
+MAX_TIED = 16
+"""Of so many equally fast plans the memory is compared."""
 
 
 @dataclass(slots=True)
 class Incumbent:
-    """Keeps the fastest plan of all that it is shown; ties go to the first."""
+    """Keeps the fastest plan within the limits of all that it is shown.
+
+    Where memory counts, equally fast plans are told apart by their memory; else the first stays.
+    """
 
     cost: CostModel
     num_microbatches: int
     instance: _core.Instance
+    limits: Limits = field(default_factory=lambda: Limits(memory=False, whole_samples=False))
     iteration_ms: float = np.inf
     _stages: tuple[Stage, ...] = ()
     _rule: str = ""
-    """The schedule of the best plan; empty where `_draft` brought its own."""
+    """The schedule of the best plan; empty if `_draft` brought its own."""
     _draft: Draft | None = None
+    """A complete plan of somebody else, if that is the best one."""
     _pool: dict[tuple[Stage, ...], float] = field(default_factory=dict)
+    _tied: list[tuple[tuple[Stage, ...], str, Draft | None]] = field(default_factory=list)
+    """Plans as fast as the best one."""
 
     def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
-        """Consider stages under the whole portfolio; those that lack a path are passed over.
+        """Consider stages under the whole portfolio; those that break a limit are passed over.
 
         Raises `DeadlineError` at the deadline.
         """
-        if stages in self._pool:
+        if any(stage.num_replicas > self.cost.max_replicas for stage in stages):
+            return
+        stages = self._shared(stages)
+        if stages in self._pool or broken_constraint(stages, self.limits):
             return
         rank_ms, times_ms = _core.judge_plan(
             self.instance,
@@ -55,7 +70,7 @@ class Incumbent:
 
     def offer_found(self, placed: _core.PlacedPlan, rule: int, iteration_ms: float) -> None:
         """Consider what local search found, with the rule and the time that it found."""
-        stages = placed_stages(placed)
+        stages = placed_stages(placed, self.instance)
         self._pool[stages] = min(iteration_ms, self._pool.get(stages, np.inf))
         self._keep(stages, PORTFOLIO[rule], iteration_ms)
 
@@ -66,8 +81,13 @@ class Incumbent:
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
         self.offer(draft.stages, deadline)
-        if self._keep(draft.stages, "", draft.iteration_ms):
-            self._draft = draft
+        if self._keeps_limits(draft):
+            self._keep(draft.stages, "", draft.iteration_ms, draft)
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether any plan within the limits is known."""
+        return bool(self._stages)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -83,25 +103,75 @@ class Incumbent:
         return ranked
 
     def draft(self) -> Draft:
-        """The best plan."""
-        assert self._stages, "a single device can always hold the model"
-        if not self._rule:
-            assert self._draft is not None
-            return replace(self._draft, bound=None, schedule_guarantee_ms=None, notes={})
-        costs = self.cost.pipeline_costs(self._stages)
-        run = SCHEDULES[self._rule](costs, self.num_microbatches)
+        """The best plan; of equally fast ones that with the least memory."""
+        assert self._stages, "there is no plan yet"
+        best = self._draft_of(self._stages, self._rule, self._draft)
+        if not self.limits.memory:
+            return best
+        tied = [self._draft_of(*plan) for plan in self._tied[:MAX_TIED]]
+        as_fast = [d for d in tied if d.iteration_ms <= best.iteration_ms * AS_FAST]
+        return min([best, *as_fast], key=self._peak_gb)
+
+    def _draft_of(self, stages: tuple[Stage, ...], rule: str, draft: Draft | None) -> Draft:
+        if draft is not None:
+            return replace(draft, bound=None, schedule_guarantee_ms=None, notes={})
+        costs = self.costs(stages)
+        run = SCHEDULES[rule](costs, self.num_microbatches)
         guarantee_ms = None
-        if self._rule == "pe":
+        if rule == "pe" and not self._is_capped(costs):
             guarantee_ms = schedule_guarantee_ms(costs, self.num_microbatches)
         return Draft(
-            stages=self._stages,
+            stages=stages,
             codes=run.order_SM2,
             iteration_ms=run.iteration_ms,
             schedule_guarantee_ms=guarantee_ms,
         )
 
-    def _keep(self, stages: tuple[Stage, ...], rule: str, iteration_ms: float) -> bool:
-        is_faster = iteration_ms < self.iteration_ms * REALLY_FASTER
-        if is_faster:
+    def costs(self, stages: tuple[Stage, ...]) -> PipelineCosts:
+        """The costs of stages, with the microbatches that each of them may hold."""
+        costs = self.cost.pipeline_costs(stages)
+        if not self.limits.memory:
+            return costs
+        caps = _core.caps(self.instance, placed_plan(self.instance, stages))
+        return replace(costs, caps=tuple(caps))
+
+    def _is_capped(self, costs: PipelineCosts) -> bool:
+        """Whether memory may make PE wait, which its guarantee does not allow for."""
+        return costs.caps is not None and min(costs.caps) < self.num_microbatches
+
+    def _peak_gb(self, draft: Draft) -> float:
+        """The memory of the device that needs the most."""
+        return max(
+            max(self.cost.memory_gb(stage, most_in_flight(codes)))
+            for stage, codes in zip(draft.stages, draft.codes, strict=True)
+        )
+
+    def _shared(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        """The stages with shares of whole samples, where samples may not be split."""
+        if not self.limits.whole_samples:
+            return stages
+        return tuple(
+            shared_stage(self.instance, stage.layers, stage.devices, recompute=stage.recompute)
+            for stage in stages
+        )
+
+    def _keeps_limits(self, draft: Draft) -> bool:
+        """Whether a complete plan of somebody else keeps all limits as it is."""
+        if self._shared(draft.stages) != draft.stages:
+            return False
+        if broken_constraint(draft.stages, self.limits):
+            return False
+        caps = _core.caps(self.instance, placed_plan(self.instance, draft.stages))
+        return bool(caps) and all(
+            most_in_flight(codes) <= cap for codes, cap in zip(draft.codes, caps, strict=True)
+        )
+
+    def _keep(
+        self, stages: tuple[Stage, ...], rule: str, iteration_ms: float, draft: Draft | None = None
+    ) -> None:
+        if iteration_ms < self.iteration_ms * REALLY_FASTER:
             self.iteration_ms, self._stages, self._rule = iteration_ms, stages, rule
-        return is_faster
+            self._draft = draft
+            self._tied.clear()
+        elif iteration_ms <= self.iteration_ms * AS_FAST and iteration_ms < np.inf:
+            self._tied.append((stages, rule, draft))

@@ -53,11 +53,9 @@ def certificate(problem: Problem, bound_ms: float, iteration_ms: float) -> Bound
 def _bound_limits(problem: Problem) -> tuple[BoundLimit, ...]:
     """The limits that the bounds count on."""
     limits = problem.limits
-    has_memory = any(device.memory_gb is not None for device in problem.cluster.devices)
     used = {
         BoundLimit.WHOLE_SAMPLES: limits.whole_samples,
-        BoundLimit.MEMORY: limits.memory and has_memory,
-        BoundLimit.CONSTRAINTS: limits.has_constraints,
+        BoundLimit.MEMORY: problem.limits_memory,
     }
     return tuple(limit for limit, is_used in used.items() if is_used)
 

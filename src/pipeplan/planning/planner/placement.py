@@ -5,32 +5,66 @@ from collections.abc import Sequence
 from pipeplan import _core
 from pipeplan.pipeline import Stage
 
-__all__ = ["placed_plan", "placed_stages"]
+__all__ = ["placed_plan", "placed_stages", "shared_stage"]
+
+RECOMPUTES = 1
+"""The bit of a kernel's mode for a stage that computes its activations again."""
 
 
 def placed_stages(
     placed: _core.PlacedPlan,
+    instance: _core.Instance | None = None,
     *,
     order: Sequence[int] | None = None,
     end_layer: Sequence[int] | None = None,
 ) -> tuple[Stage, ...]:
-    """The stages of a plan from a kernel.
+    """The stages of a plan from a kernel, with the shares of `instance`, or even ones.
 
     The kernel's k-th device is `order[k]`, and its k-th layer ends at `end_layer[k]` of the model.
     By default the kernel's devices and layers are those of the cluster and the model.
     """
     ends = placed.end_layer if end_layer is None else [end_layer[k - 1] for k in placed.end_layer]
     return tuple(
-        Stage(
-            layers=range(first, end),
-            devices=tuple(sorted(devices if order is None else (order[k] for k in devices))),
+        shared_stage(
+            instance,
+            range(first, end),
+            devices if order is None else [order[k] for k in devices],
+            recompute=bool(mode & RECOMPUTES),
         )
-        for first, end, devices in zip([0, *ends[:-1]], ends, placed.devices, strict=True)
+        for first, end, devices, mode in zip(
+            [0, *ends[:-1]], ends, placed.devices, placed.modes, strict=True
+        )
+    )
+
+
+def shared_stage(
+    instance: _core.Instance | None,
+    layers: range,
+    devices: Sequence[int],
+    *,
+    recompute: bool = False,
+) -> Stage:
+    """The stage on these devices, which share microbatches as the kernels say.
+
+    Devices with more samples come first; among equals the cluster's order counts.
+    """
+    shares = [1.0] if instance is None else instance.shares(devices)
+    if max(shares) == min(shares):
+        return Stage(layers=layers, devices=tuple(sorted(devices)), recompute=recompute)
+    ordered = sorted(zip(devices, shares, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return Stage(
+        layers=layers,
+        devices=tuple(device for device, _ in ordered),
+        shares=tuple(share for _, share in ordered),
+        recompute=recompute,
     )
 
 
 def placed_plan(instance: _core.Instance, stages: Sequence[Stage]) -> _core.PlacedPlan:
-    """The stages as kernels read them."""
+    """The stages as kernels read them; kernels give them shares of their own."""
     return _core.PlacedPlan(
-        instance, [stage.layers.stop for stage in stages], [stage.devices for stage in stages]
+        instance,
+        [stage.layers.stop for stage in stages],
+        [stage.devices for stage in stages],
+        [RECOMPUTES if stage.recompute else 0 for stage in stages],
     )

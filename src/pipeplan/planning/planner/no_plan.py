@@ -1,0 +1,110 @@
+"""Why no plan keeps the limits: what the plan that comes closest to fitting would need.
+
+All memory is taken larger by one factor. The least factor for which the recursion finds a plan on
+one of the device orders is closed in on, and the plan says which stage needs how much.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeplan import _core
+from pipeplan.errors import NoPlanError
+from pipeplan.pipeline import Stage
+from pipeplan.planning.planner.coarsening import coarsen
+from pipeplan.planning.planner.placement import placed_stages
+from pipeplan.planning.planner.settings import Sizes, replica_counts, unit_of
+from pipeplan.planning.problem import Problem
+
+__all__ = ["explain_no_plan"]
+
+MOST_FACTOR = 2.0**40
+CLOSE_ENOUGH = 1.001
+MAX_ORDERS, MAX_LAYERS = 4, 256
+CAPACITY = 2
+
+
+def explain_no_plan(problem: Problem, orders: Sequence[tuple[int, ...]]) -> NoPlanError:
+    """The error for a problem without a plan; it names the stage that lacks the most memory."""
+    if not problem.limits_memory:
+        return NoPlanError(
+            "no plan keeps all constraints: the devices that they ask for lack paths to each other"
+            " or share too few samples; drop a constraint or use a larger microbatch_size"
+        )
+    stages = _closest(problem, orders[:MAX_ORDERS])
+    if stages is None:
+        return NoPlanError(
+            "no plan keeps all constraints, whatever memory the devices had; drop a constraint"
+        )
+    return _error(problem, stages)
+
+
+def _error(problem: Problem, stages: tuple[Stage, ...]) -> NoPlanError:
+    """The error for the stage with the largest excess, if each holds one microbatch."""
+    devices = problem.cluster.devices
+    _, need_gb, index, device = max(
+        (need_gb / (devices[u].memory_gb or np.inf), need_gb, index, u)
+        for index, stage in enumerate(stages)
+        for u, need_gb in zip(stage.devices, problem.cost.memory_gb(stage, 1), strict=True)
+    )
+    stage = stages[index]
+    names = tuple(
+        devices[u].name
+        for u, need_gb in zip(stage.devices, problem.cost.memory_gb(stage, 1), strict=True)
+        if need_gb > (devices[u].memory_gb or np.inf)
+    )
+    layers = (stage.layers.start, stage.layers.stop)
+    recomputed = ", even with recomputation" if stage.recompute else ""
+    return NoPlanError(
+        f"nothing fits: the plan that comes closest needs {need_gb:.3g} GB on {devices[device].name!r}"
+        f" ({devices[device].memory_gb:g} GB) in stage {index} of {len(stages)}{recomputed};"
+        " use more or larger devices or a smaller microbatch",
+        stage=index,
+        layers=layers,
+        devices=names or (devices[device].name,),
+        need_gb=need_gb,
+        memory_gb=devices[device].memory_gb,
+    )
+
+
+def _closest(problem: Problem, orders: Sequence[tuple[int, ...]]) -> tuple[Stage, ...] | None:
+    """The stages that fit with the least additional memory on one of the orders."""
+    low, high = 1.0, 2.0
+    found = None
+    while found is None and high <= MOST_FACTOR:
+        found = _first_plan(problem, orders, high)
+        if found is None:
+            low, high = high, high**2
+    while found is not None and high > low * CLOSE_ENOUGH:
+        middle = (low * high) ** 0.5
+        better = _first_plan(problem, orders, middle)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return found
+
+
+def _first_plan(
+    problem: Problem, orders: Sequence[tuple[int, ...]], factor: float
+) -> tuple[Stage, ...] | None:
+    """A plan with so many times the memory, on the first order that has one."""
+    coarse = coarsen(problem.cost, MAX_LAYERS)
+    instance = coarse.cost.with_layers(problem.kernel_instance(memory_factor=factor))
+    num_devices = problem.cluster.num_devices
+    unit = unit_of(num_devices)
+    sizes = replica_counts(Sizes.QUARTERS, -(-num_devices // unit))
+    for order in orders:
+        _, plans = _core.plan_on_order(
+            instance.on_devices(order),
+            np.array(sizes, dtype=np.int32),
+            CAPACITY,
+            np.inf,
+            1,
+            problem.num_threads,
+            problem.deadline,
+            unit,
+        )
+        if plans:
+            return placed_stages(plans[0], instance, order=order, end_layer=coarse.end_layer)
+    return None
