@@ -1,5 +1,7 @@
 """A comparison of planners in the terminal: a line and a bar for each, within 80 columns."""
 
+from itertools import islice
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -7,9 +9,10 @@ from rich.text import Text
 from pipeplan.documents.text import printable
 from pipeplan.planning.comparison import Comparison, ComparisonRow
 from pipeplan.report.names import short_text
+from pipeplan.report.page_beside import SideBySide
 from pipeplan.report.units import humanise_gb, humanise_ms
 
-__all__ = ["render_comparison"]
+__all__ = ["fastest_two", "render_comparison"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
@@ -31,6 +34,14 @@ def render_comparison(comparison: Comparison, console: Console) -> RenderableTyp
         if row.iteration_ms is not None:
             table.add_row(*_cells(row, row.iteration_ms, longest_ms, bar, has_gap))
     return Group(_heading(comparison), "", table, *_notes(comparison))
+
+
+def fastest_two(comparison: Comparison) -> SideBySide | None:
+    """The first two rows that have plans, for the page; None where there is only one."""
+    plans = dict(islice(comparison.plans.items(), 2))
+    if len(plans) < 2:
+        return None
+    return SideBySide(heading="The two fastest plans", words="", plans=plans)
 
 
 def _cells(

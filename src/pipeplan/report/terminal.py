@@ -136,8 +136,10 @@ def _memory(analysis: PlanAnalysis, index: int) -> Text:
 
 def _notes(analysis: PlanAnalysis) -> list[Text]:
     """What the table has no column for: recomputation, uneven shares, memory that is short."""
-    stages = analysis.plan.stages
+    stages, options = analysis.plan.stages, analysis.plan.options
     notes = []
+    if isinstance(options.get("global_batch"), int):
+        notes.append(Text(_batch_note(analysis.plan)))
     recomputing = [index for index, stage in enumerate(stages) if stage.recompute]
     if recomputing:
         which = f"{_stage_list(recomputing)} recompute{'s' if len(recomputing) == 1 else ''}"
@@ -153,6 +155,15 @@ def _notes(analysis: PlanAnalysis) -> list[Text]:
         devices = "device needs" if num_over == 1 else "devices need"
         notes.append(Text(f"! {num_over} {devices} more memory than there is", style="red"))
     return notes
+
+
+def _batch_note(plan: Plan) -> str:
+    """How the microbatches of a global batch came about."""
+    size, profiled = plan.model.microbatch_size, plan.options.get("profiled_microbatch_size")
+    batch = f"global batch {plan.microbatches * size}: {plan.microbatches} microbatches of {size}"
+    if profiled == size or not isinstance(profiled, int):
+        return f"{batch}, as profiled"
+    return f"{batch}; times and bytes scaled linearly from the profile's {profiled}"
 
 
 def _stage_list(indices: list[int]) -> str:
