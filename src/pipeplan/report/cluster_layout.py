@@ -180,7 +180,6 @@ def _device_nodes(
     room: _Room,
 ) -> list[tuple[int, Box]]:
     columns, rows = _grid(len(mine))
-    has_speeds = len({device.speed for device in analysis.plan.cluster.devices}) > 1
     nodes = []
     for position, device in enumerate(mine):
         row, column = divmod(position, columns)
@@ -199,9 +198,9 @@ def _device_nodes(
             height=room.node_height,
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
-            title=f"{short_text(name)}: {held}{f', speed {speed:g}' if has_speeds else ''}",
+            title=f"{short_text(name)}: {held}{f', speed {speed:g}' if analysis.has_speeds else ''}",
             stages=() if stage is None else (stage,),
-            speed=f"{speed:g}x" if has_speeds else "",
+            speed=f"{speed:g}x" if analysis.has_speeds else "",
         )
         nodes.append((device, node))
     return nodes

@@ -16,6 +16,8 @@ __all__ = ["fastest_two", "render_comparison"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
+MARK = "~"
+"""Behind the time of a plan that breaks a limit other than memory."""
 UNICODE_BAR, ASCII_BAR = "█", "#"
 
 
@@ -49,9 +51,12 @@ def _cells(
 ) -> list[RenderableType]:
     length = round(BAR_WIDTH * iteration_ms / longest_ms) if longest_ms else 0
     memory = humanise_gb(row.peak_memory_gb or 0.0)
+    time = humanise_ms(iteration_ms)
+    if row.has_whole_samples is False or row.broken_constraint:
+        time += MARK
     cells: list[RenderableType] = [
         _short(row.planner),
-        humanise_ms(iteration_ms),
+        time,
         Text(bar * max(1, length), style="blue"),
         "" if row.speedup is None else f"{row.speedup:.2f}x",
         f"{row.bubble_fraction:.1%}",
@@ -75,6 +80,18 @@ def _notes(comparison: Comparison) -> list[Text]:
     notes = []
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
+    splitting = [row.planner for row in comparison.rows if row.has_whole_samples is False]
+    if splitting:
+        names = ", ".join(map(_short, splitting))
+        notes.append(Text(f"{MARK} splits samples, which no device can compute: {names}"))
+    by_constraint: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.broken_constraint:
+            by_constraint.setdefault(row.broken_constraint, []).append(_short(row.planner))
+    notes += [
+        Text(f"{MARK} {printable(broken)}, against what was asked: {', '.join(planners)}")
+        for broken, planners in by_constraint.items()
+    ]
     notes += [
         Text(f"{_short(row.planner)}: no plan: {printable(row.infeasible_reason or '')}")
         for row in comparison.rows

@@ -242,14 +242,18 @@ def critical_path_note(analysis: PlanAnalysis) -> str:
 
 def stage_rows(analysis: PlanAnalysis) -> list[StageRow]:
     """The rows of the table of stages."""
-    return [_stage_row(analysis, index) for index in range(analysis.num_stages)]
+    folded = _folded(analysis)
+    return [
+        _stage_row(analysis, index, is_folded=index in folded)
+        for index in range(analysis.num_stages)
+    ]
 
 
-def _stage_row(analysis: PlanAnalysis, index: int) -> StageRow:
+def _stage_row(analysis: PlanAnalysis, index: int, *, is_folded: bool) -> StageRow:
     stage, figures = analysis.plan.stages[index], analysis.stages[index]
     memory = analysis.memory[index]
     layers, layer_names = _layers(analysis.plan, stage)
-    devices, device_notes = _devices(analysis.plan, stage)
+    devices, device_notes = _devices(analysis.plan, stage, has_speeds=analysis.has_speeds)
     sends = ""
     if figures.send_ms is not None and figures.return_ms is not None:
         sends = f"{short_ms(figures.send_ms)} / {short_ms(figures.return_ms)}"
@@ -270,7 +274,7 @@ def _stage_row(analysis: PlanAnalysis, index: int) -> StageRow:
         fits=all(need.fits for need in memory.needs),
         in_flight=memory.most_in_flight,
         cut=figures.cut,
-        is_folded=index in _folded(analysis),
+        is_folded=is_folded,
     )
 
 
@@ -300,7 +304,7 @@ def _layers(plan: Plan, stage: Stage) -> tuple[str, str]:
     return f"{stage.layers.start} to {stage.layers.stop - 1}", f"{names[0]} to {names[1]}"
 
 
-def _devices(plan: Plan, stage: Stage) -> tuple[str, str]:
+def _devices(plan: Plan, stage: Stage, *, has_speeds: bool) -> tuple[str, str]:
     """The names of a stage's devices, and what else there is to say of them."""
 
     def name_of(position: int) -> str:
@@ -314,8 +318,8 @@ def _devices(plan: Plan, stage: Stage) -> tuple[str, str]:
     notes = []
     if stage.num_replicas > 1:
         notes.append(f"{stage.num_replicas} replicas")
-    speeds = [plan.cluster.devices[device].speed for device in stage.devices]
-    if len({device.speed for device in plan.cluster.devices}) > 1:
+    if has_speeds:
+        speeds = [plan.cluster.devices[device].speed for device in stage.devices]
         low, high = min(speeds), max(speeds)
         notes.append(f"speed {low:g}" if low == high else f"speeds {low:g} to {high:g}")
     if stage.recompute:

@@ -80,7 +80,7 @@ def _peak(analysis: PlanAnalysis) -> str:
 
 def _stage_table(analysis: PlanAnalysis) -> Table:
     plan, costs = analysis.plan, analysis.costs
-    has_speeds = len({device.speed for device in plan.cluster.devices}) > 1
+    has_speeds = analysis.has_speeds
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
     table.add_column("layers", no_wrap=True, ratio=1)

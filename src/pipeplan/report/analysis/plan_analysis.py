@@ -215,6 +215,11 @@ class PlanAnalysis:
         """The busiest stage or link."""
         return find_bottleneck(self.costs, self.shares, self.plan.microbatches, self.iteration_ms)
 
+    @cached_property
+    def has_speeds(self) -> bool:
+        """Whether the devices of the cluster differ in speed."""
+        return len({device.speed for device in self.plan.cluster.devices}) > 1
+
     # ---------------------------------------------------------------------------- links
 
     @cached_property
