@@ -132,12 +132,11 @@ def _make_plan(
 
 def _warn_of_memory(plan: "Plan") -> None:
     """Say in one line that devices need more memory than they have."""
-    from pipeplan.checker import memory_excesses
+    from pipeplan.checker import memory_warning
 
-    excesses = memory_excesses(plan)
-    if excesses:
-        more = f" (and {len(excesses) - 1} more)" if len(excesses) > 1 else ""
-        say(f"warning: {excesses[0]}{more}")
+    excess = memory_warning(plan)
+    if excess is not None:
+        say(f"warning: {excess}")
 
 
 def _save_interrupted(plan: "Plan", output: str) -> str:
