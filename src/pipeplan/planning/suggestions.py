@@ -20,7 +20,7 @@ from pipeplan.validation import MAX_LISTED_DEVICES, MICROBATCHES
 __all__ = ["explain", "what_would_fit"]
 
 EFFORT = 0.01
-MAX_TRIES = 6
+MAX_TRIES = 8
 """Plannings for each kind of suggestion."""
 MOST_TIMES = 8
 """More than so many times the devices are not tried."""

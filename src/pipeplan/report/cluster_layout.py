@@ -198,7 +198,7 @@ def _device_nodes(
             height=room.node_height,
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
-            title=f"{short_text(name)}: {held}{f', speed {speed:g}' if analysis.has_speeds else ''}",
+            title=f"{short_text(name)}: {held}, speed {speed:g}",
             stages=() if stage is None else (stage,),
             speed=f"{speed:g}x" if analysis.has_speeds else "",
         )

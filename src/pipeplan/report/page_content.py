@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from pipeplan.pipeline import BoundScope, Plan, Stage
+from pipeplan.pipeline import BoundLimit, BoundScope, Plan, Stage
 from pipeplan.report.analysis.cuts import Cut
 from pipeplan.report.analysis.idle import Shares
 from pipeplan.report.analysis.memory import NeededMemory
@@ -41,6 +41,11 @@ SHARE_WORDS = {
 SCOPE_WORDS = {
     BoundScope.ANY: "no plan is faster",
     BoundScope.EVEN_SHARES: "no plan with even shares is faster",
+}
+LIMIT_WORDS = {
+    BoundLimit.WHOLE_SAMPLES: "whole samples",
+    BoundLimit.MEMORY: "memory",
+    BoundLimit.CONSTRAINTS: "what was asked",
 }
 STAGE_COLUMNS = (
     ("stage", ""),
@@ -160,7 +165,10 @@ def _bound_figure(plan: Plan, iteration_ms: float) -> Figure:
     bound = plan.predicted.bound if plan.predicted else None
     if bound is None:
         return Figure(what="lower bound", value="none", more="not computed by this planner")
+    within = ", ".join(LIMIT_WORDS[limit] for limit in bound.limits)
     more = f"{bound.verdict(iteration_ms)}; {SCOPE_WORDS[bound.scope]}"
+    if within:
+        more += f" within: {within}"
     return Figure(what="lower bound", value=humanise_ms(bound.lower_bound_ms), more=more)
 
 

@@ -167,11 +167,18 @@ def _batch_note(plan: Plan) -> str:
 
 
 def _stage_list(indices: list[int]) -> str:
+    """`stages 0 to 13, 15`: runs of stages in short."""
     if len(indices) == 1:
         return f"stage {indices[0]}"
-    shown = ", ".join(map(str, indices[:MAX_LISTED]))
-    more = f" and {len(indices) - MAX_LISTED} more" if len(indices) > MAX_LISTED else ""
-    return f"stages {shown}{more}"
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    more = f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
+    return f"stages {', '.join(shown[:MAX_LISTED])}{more}"
 
 
 def _split(plan: Plan, stage: Stage) -> str:

@@ -10,6 +10,9 @@ from pipeplan.replaying import replay_plan
 
 __all__ = ["Carried", "carry_over"]
 
+WHOLE_WITHIN = 1e-6
+"""How far from a whole number of samples a rounded share may be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
@@ -50,10 +53,12 @@ def _stage_on(stage: Stage, kept: list[int], changed: ChangedCluster, samples: i
 
 
 def _shares_left(stage: Stage, kept: list[int], samples: int) -> tuple[float, ...] | None:
-    """The shares of the replicas that are left; whole samples stay whole."""
+    """The shares of the replicas that are left: even ones stay even, and whole samples whole."""
     old = [stage.device_shares[position] for position in kept]
     if all(_is_whole(share, samples) for share in stage.device_shares) and len(kept) <= samples:
-        counts = _whole_counts([share * samples for share in old], samples)
+        spread = (max(stage.device_shares) - min(stage.device_shares)) * samples
+        is_even = spread < 1 + WHOLE_WITHIN
+        counts = _whole_counts([1.0] * len(old) if is_even else old, samples)
         even = len(set(counts)) == 1
         return None if even else tuple(count / samples for count in counts)
     if stage.shares is None:
@@ -62,7 +67,7 @@ def _shares_left(stage: Stage, kept: list[int], samples: int) -> tuple[float, ..
 
 
 def _is_whole(share: float, samples: int) -> bool:
-    return abs(share * samples - round(share * samples)) < 1e-6
+    return abs(share * samples - round(share * samples)) < WHOLE_WITHIN
 
 
 def _whole_counts(weights: list[float], samples: int) -> list[int]:

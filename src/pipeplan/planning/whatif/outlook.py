@@ -34,7 +34,7 @@ MAX_REPLAYED = 64
 NUM_SHOWN, NUM_SHOWN_LARGE = 2, 1
 """Of each kind of harm, on clusters of up to `MAX_SMALL` devices and on larger ones."""
 MAX_SMALL = 16
-EFFORT, EFFORT_LARGE = 0.5, 0.1
+EFFORT, EFFORT_LARGE = 0.25, 0.1
 
 
 class ProspectKind(StrEnum):

@@ -77,10 +77,9 @@ class WhatIf:
         }
 
 
-def _change(before: Plan, after: Plan) -> float:
-    if not before.iteration_ms:
-        return 0.0 if not after.iteration_ms else float("inf")
-    return after.iteration_ms / before.iteration_ms - 1
+def _change(before: Plan, after: Plan) -> float | None:
+    """By which fraction an iteration takes longer; None if it took no time at all before."""
+    return after.iteration_ms / before.iteration_ms - 1 if before.iteration_ms else None
 
 
 def whatif(
