@@ -68,10 +68,18 @@ def test_a_size_that_needs_too_much_memory_is_not_chosen():
         plan_global_batch(model, none, 8, effort=0.05)
 
 
-def test_of_equal_times_the_smallest_size_wins():
-    # One device and no communication: every size takes as long.
+def test_a_size_whose_bound_is_no_better_is_left_out(monkeypatch):
+    # One device and no communication: every size takes as long, and the bound knows it.
+    planned = []
+
+    def counted(model, *arguments, **options):
+        planned.append(model.microbatch_size)
+        return plan(model, *arguments, **options)
+
+    monkeypatch.setattr("pipeplan.planning.global_batch.make_plan", counted)
     made = plan_global_batch(even_model(4, 1.0, 2.0), flat_cluster(1), 24, effort=0.05)
-    assert made.model.microbatch_size == 1
+    assert planned == [made.model.microbatch_size]
+    assert made.iteration_ms == pytest.approx(24 * 4 * 3)
 
 
 def test_the_same_batch_gives_the_same_plan(tmp_path):

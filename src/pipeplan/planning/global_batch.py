@@ -7,7 +7,8 @@ fill the pipeline better and take less memory.
 
 Each size is planned with little effort first, the most promising sizes before the others. A size
 is left out if its lower bound is above the best time so far, or if two smaller ones do not fit and
-need ever more memory. The best two are planned in earnest. Of equally fast ones the smallest wins.
+need ever more memory. The best two are planned in earnest. Of equally fast plans the one
+with the smallest microbatches wins.
 """
 
 import math

@@ -191,6 +191,7 @@ def _device_nodes(
         name = analysis.plan.cluster.devices[device].name
         speed = analysis.plan.cluster.devices[device].speed
         held = "unused" if stage is None else f"stage {stage}"
+        at_speed = f", speed {speed:g}" if analysis.has_speeds else ""
         node = Box(
             x=at_x,
             y=at_y,
@@ -198,7 +199,7 @@ def _device_nodes(
             height=room.node_height,
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
-            title=f"{short_text(name)}: {held}, speed {speed:g}",
+            title=f"{short_text(name)}: {held}{at_speed}",
             stages=() if stage is None else (stage,),
             speed=f"{speed:g}x" if analysis.has_speeds else "",
         )

@@ -54,6 +54,12 @@ def find_bottleneck(
             " with fewer bytes, would help.",
         )
     busy = (computes + reduces) / whole_ms
+    if reduces > computes:
+        words = (
+            f"Stage {stage} all-reduces {_how_much(reduces / whole_ms)}: faster links between its"
+            " devices, fewer replicas or more microbatches an iteration would help."
+        )
+        return Bottleneck(stage=stage, channel=None, busy=busy, words=words)
     what = f"Stage {stage} computes {_how_much(computes / whole_ms)}"
     if reduces > 0.02 * whole_ms:
         what += f" and all-reduces {100 * reduces / whole_ms:.0f} %"
