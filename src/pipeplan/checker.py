@@ -84,12 +84,12 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
         return Verdict(errors=(str(error),))
     stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, ends_ms)))
     too_much = memory_excesses(plan, cost)
-    split = _split_samples(plan)
+    split = tuple(_split_samples(plan))
     if strict_memory:
         wrong = tuple(_first_few(chain(stale, too_much)))
-        return Verdict(errors=wrong, warnings=tuple(split), stale=tuple(stale))
-    warnings = (*_summary(too_much), *split)
-    return Verdict(errors=tuple(stale), warnings=warnings, stale=tuple(stale))
+        return Verdict(errors=wrong, warnings=split, stale=tuple(stale))
+    warnings = [memory_warning(plan, cost)] if too_much else []
+    return Verdict(errors=tuple(stale), warnings=(*warnings, *split), stale=tuple(stale))
 
 
 def structural_errors(plan: Plan) -> list[str]:
@@ -277,18 +277,15 @@ def memory_excesses(plan: Plan, cost: CostModel | None = None) -> list[str]:
     return _first_few(_find_memory_excesses(plan, cost))
 
 
-def memory_warning(plan: Plan, cost: CostModel | None = None) -> str | None:
-    """One line about all devices that have too little memory; None if all have enough."""
-    return next(_summary(memory_excesses(plan, cost)), None)
-
-
-def _summary(messages: Sequence[str]) -> Iterator[str]:
-    """The first message, with the number of the others."""
-    if messages:
-        more = len(messages) - 1
-        others = f" (and {more} device{'s' if more > 1 else ''} more)" if more else ""
-        what, _, remedy = messages[0].rpartition("; ")
-        yield f"{what}{others}; {remedy}"
+def memory_warning(plan: Plan, cost: CostModel | None = None) -> str:
+    """One line about all devices that have too little memory; empty if all have enough."""
+    messages = _find_memory_excesses(plan, cost or CostModel(plan.model, plan.cluster))
+    first = next(messages, "")
+    more = sum(1 for _ in messages)
+    if not more:
+        return first
+    what, _, remedy = first.rpartition("; ")
+    return f"{what} (and {more} device{'s' if more > 1 else ''} more); {remedy}"
 
 
 def _split_samples(plan: Plan) -> Iterator[str]:

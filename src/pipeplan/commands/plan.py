@@ -135,7 +135,7 @@ def _warn_of_memory(plan: "Plan") -> None:
     from pipeplan.checker import memory_warning
 
     excess = memory_warning(plan)
-    if excess is not None:
+    if excess:
         say(f"warning: {excess}")
 
 

@@ -63,7 +63,7 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
 
     Never slower than any of the `starts`, which are taken one by one.
     """
-    search = _Search(problem)
+    search = _Search(problem.within_samples())
     search.offer_simple_plans()
     try:
         search.order_devices()

@@ -208,6 +208,7 @@ def plan_exact(problem: Problem) -> Draft:
     Keeps all limits but those that `reduction` takes out of a problem beforehand.
     """
     _import_cp_model()
+    problem = problem.within_samples()
     best = plan_best(problem)
     num_microbatches = problem.num_microbatches
     if _num_placements(problem) > MAX_PLACEMENTS:
