@@ -22,7 +22,7 @@ from pipeplan import _core, zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
-from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
+from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
 from pipeplan.planning.door import plan
 from pipeplan.planning.planner.coarsening import coarsen

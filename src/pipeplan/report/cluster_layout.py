@@ -70,7 +70,7 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
     for mine in members:
         mine.sort(key=lambda device: (stage_of.get(device, unused), device))
     order = sorted(range(len(hosts)), key=lambda h: (stage_of.get(members[h][0], unused), h))
-    room = _room(len(devices), [len(mine) for mine in members], only_hosts)
+    room = _room(len(devices), [len(mine) for mine in members], only_hosts, analysis.has_speeds)
     boxes: dict[int, Box] = {}
     nodes: dict[int, Box] = {}
     for slot, host in enumerate(order):
@@ -90,9 +90,9 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
     )
 
 
-def _room(num_devices: int, host_sizes: list[int], only_hosts: bool) -> _Room:
+def _room(num_devices: int, host_sizes: list[int], only_hosts: bool, has_speeds: bool) -> _Room:
     roomy, alone = num_devices <= MAX_ROOMY_DEVICES, len(host_sizes) == 1
-    width, height = (64.0, 34.0) if roomy else (24.0, 20.0)
+    width, height = (78.0 if has_speeds else 64.0, 34.0) if roomy else (24.0, 20.0)
     if only_hosts:
         width = max(6.0, min(46.0, 1000.0 / len(host_sizes)))
         height = width * 0.7

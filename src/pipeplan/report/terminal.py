@@ -65,7 +65,7 @@ def _summary(analysis: PlanAnalysis) -> Text:
         if plan.predicted.schedule_guarantee_ms is not None:
             guarantee = humanise_ms(plan.predicted.schedule_guarantee_ms)
             facts.append(f"guaranteed <= {guarantee}")
-    text.append(f"({'; '.join([*facts, 'times in ms'])})")
+    text.append(f"({'; '.join([*facts, 'times in ms, memory in GB'])})")
     return text
 
 
@@ -90,7 +90,7 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
         *(["speed"] if has_speeds else []),
         *("forward", "backward", "send", "return"),
         *(["reduce"] if has_replicas else []),
-        "memory",
+        "GB",
     ]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
@@ -128,7 +128,7 @@ def _speeds(plan: Plan, stage: Stage) -> str:
 
 def _memory(analysis: PlanAnalysis, index: int) -> Text:
     memory = analysis.memory[index]
-    peak = humanise_gb(max(memory.peak_gb))
+    peak = f"{max(memory.peak_gb):.3g}"
     if all(need.fits for need in memory.needs):
         return Text(peak)
     return Text(f"{peak}!", style="red")

@@ -10,6 +10,8 @@ __all__ = ["Bottleneck", "find_bottleneck"]
 
 BUSY_ALL_THE_TIME = 0.97
 BUSY_MOSTLY = 0.75
+ALIKE = 1.05
+"""Stages whose microbatches differ by less than this factor are about equally busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +82,20 @@ def _remedy(costs: PipelineCosts, shares: Shares, stage: int, busy: float) -> st
         return ": the whole model is one stage. Faster or more devices would help."
     work = (costs.forward_ms_S + costs.backward_ms_S).tolist()
     others = sorted(work[:stage] + work[stage + 1 :])
-    if others and work[stage] > 1.05 * others[-1] > 0:
+    if others and work[stage] > ALIKE * others[-1] > 0:
         percent = 100 * (work[stage] / others[-1] - 1)
         return (
             f": its microbatch takes {percent:.0f} % longer than that of any other stage. A faster"
             " device or one more replica there would help."
         )
-    return ": the stages are well balanced. Faster or more devices would help."
+    num_alike = sum(each > work[stage] / ALIKE for each in others)
+    if num_alike == len(others):
+        return ": the stages are well balanced. Faster or more devices would help."
+    nearly = "one other stage" if num_alike == 1 else f"{num_alike} other stages"
+    return (
+        f", and {nearly} nearly as long; the rest have less to do. Faster devices or more replicas"
+        " for these would help."
+    )
 
 
 def _how_much(part: float) -> str:
