@@ -146,7 +146,7 @@ def key_figures(analysis: PlanAnalysis, claimed_ms: float | None) -> list[Figure
             value=percent(1 - analysis.shares.compute),
             more="of devices' time not computing",
         ),
-        _bound_figure(plan, iteration_ms),
+        _bound_figure(analysis),
         _guarantee_figure(plan),
         _memory_figure(analysis),
     ]
@@ -161,12 +161,13 @@ def _iteration_figure(iteration_ms: float, claimed_ms: float | None) -> Figure:
     return Figure(what="iteration", value=humanise_ms(iteration_ms), more=more, kind=kind)
 
 
-def _bound_figure(plan: Plan, iteration_ms: float) -> Figure:
+def _bound_figure(analysis: PlanAnalysis) -> Figure:
+    plan = analysis.plan
     bound = plan.predicted.bound if plan.predicted else None
     if bound is None:
         return Figure(what="lower bound", value="none", more="not computed by this planner")
     within = ", ".join(LIMIT_WORDS[limit] for limit in bound.limits)
-    more = f"{bound.verdict(iteration_ms)}; {SCOPE_WORDS[bound.scope]}"
+    more = f"{analysis.verdict}; {SCOPE_WORDS[bound.scope]}"
     if within:
         more += f" within: {within}"
     return Figure(what="lower bound", value=humanise_ms(bound.lower_bound_ms), more=more)

@@ -59,8 +59,8 @@ def _summary(analysis: PlanAnalysis) -> Text:
     text.append(f", {1 - analysis.shares.compute:.1%} bubble, {_peak(analysis)}\n")
     facts = [f"planner {_short(plan.planner)}"]
     if plan.predicted is not None:
-        if plan.predicted.bound is not None:
-            text.append(plan.predicted.bound.verdict(iteration_ms), style="bold")
+        if analysis.verdict is not None:
+            text.append(analysis.verdict, style="bold")
             text.append(" ")
         if plan.predicted.schedule_guarantee_ms is not None:
             guarantee = humanise_ms(plan.predicted.schedule_guarantee_ms)

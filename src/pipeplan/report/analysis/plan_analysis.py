@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.pipeline import Plan
+from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.report.analysis.bottleneck import Bottleneck, find_bottleneck
 from pipeplan.report.analysis.cuts import Cut, find_cut, shifted_ms
@@ -69,6 +70,15 @@ class PlanAnalysis:
         self.iteration_ms = self.run.iteration_ms
         self.num_stages = len(self.plan.stages)
         self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
+
+    @cached_property
+    def verdict(self) -> str | None:
+        """The certificate in words, and how much of the gap is the schedule's."""
+        bound = self.plan.predicted.bound if self.plan.predicted else None
+        if bound is None:
+            return None
+        own_ms = schedule_bound_ms(self.costs, self.plan.microbatches, self.iteration_ms)
+        return bound.verdict(self.iteration_ms, own_ms)
 
     # ------------------------------------------------------------------ items and waits
 
