@@ -49,7 +49,8 @@ def draft_of(stages=ONE_STAGE, iteration_ms=1.0, num_microbatches=2, **fields) -
 def open_problem(seed: int = 6):
     """A problem of which `best` cannot prove the optimum."""
     rng = random.Random(seed)
-    return make_problem(random_model(rng, 30), random_cluster(rng, 14), 3, effort=0.05)
+    model, cluster = random_model(rng, 30), random_cluster(rng, 14)
+    return make_problem(model, cluster, 3, effort=0.05, divisible=True)
 
 
 class TestIncumbent:
@@ -182,7 +183,7 @@ class TestBest:
             rng = random.Random(seed)
             V = rng.choice([3, 4, 10])
             model, cluster = random_model(rng, rng.randint(2, 8)), random_cluster(rng, V)
-            made = plan(model, cluster, 3, effort=0.05)
+            made = plan(model, cluster, 3, effort=0.05, divisible=True)
             cost = CostModel(model, cluster)
             instance = cost.kernel_instance(3)
             bound_ms, name = made.bound.lower_bound_ms, made.options["bound"]
@@ -196,7 +197,11 @@ class TestBest:
                 sets_ms, _ = _core.plan_on_sets(
                     instance, list(range(V)), 16, made.iteration_ms, 0, 1
                 )
-                assert bound_ms == pytest.approx(min(sets_ms, made.iteration_ms), rel=1e-6)
+                proved_ms, _, _ = _core.prove_on_sets(
+                    instance, list(range(V)), 16, made.iteration_ms, 0, 2e6, 1
+                )
+                assert bound_ms >= min(sets_ms, made.iteration_ms) * (1 - 1e-6)
+                assert bound_ms == pytest.approx(min(proved_ms, made.iteration_ms), rel=1e-6)
             if name == "relaxed":
                 assert bound_ms <= relaxed_ms * (1 + 1e-9)
         assert "exact-sets" in names
@@ -310,7 +315,8 @@ class TestExact:
 
         monkeypatch.setattr(exact, "optimal_schedule", unsure)
         problems = [
-            make_problem(*self.tiny(seed, Duplex.HALF), 3, time_limit_s=600) for seed in range(12)
+            make_problem(*self.tiny(seed, Duplex.HALF), 3, time_limit_s=600, divisible=True)
+            for seed in range(12)
         ]
         bounds = [exact.plan_exact(problem).bound.lower_bound_ms for problem in problems]
         assert any(bound == pytest.approx(0.125, abs=1e-6) for bound in bounds)
@@ -332,7 +338,7 @@ class TestExact:
         pytest.importorskip("ortools")
         tried = 0
         for seed in (10, 15, 28, 29):
-            problem = make_problem(*self.tiny(seed), 3)
+            problem = make_problem(*self.tiny(seed), 3, divisible=True)
             optimum_ms = exact.plan_exact(problem).iteration_ms
             slower = [
                 draft

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from pipeplan.checker import has_whole_samples
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planning.door import plan
-from pipeplan.planning.planner.exact import all_placements
+from pipeplan.planning.planner.exact import all_placements, whole_sample_variants
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 
@@ -139,10 +140,15 @@ def test_no_placement_beats_the_bound(make_rates, count):
         num_devices = rng.randint(2, 4 if count > 100 else 3)
         model = model_of(rng, rng.randint(1, 4))
         cluster = cluster_of(make_rates(rng, num_devices), rng)
-        microbatches, runnable = rng.choice([1, 2, 5]), rng.random() < 0.3
-        made = plan(model, cluster, microbatches, runnable=runnable)
-        cost = CostModel(model, cluster, max_replicas=model.microbatch_size if runnable else None)
-        fastest = fastest_ms(cost, microbatches, all_placements(cost))
+        microbatches, whole = rng.choice([1, 2, 5]), rng.random() < 0.5
+        made = plan(model, cluster, microbatches, divisible=not whole)
+        cost = CostModel(model, cluster, max_replicas=model.microbatch_size if whole else None)
+        placements = list(all_placements(cost))
+        if whole:
+            placements += [v for p in placements for v in whole_sample_variants(cost, p)]
+            samples = model.microbatch_size
+            placements = [p for p in placements if all(has_whole_samples(s, samples) for s in p)]
+        fastest = fastest_ms(cost, microbatches, placements)
         assert made.bound.lower_bound_ms <= fastest * (1 + 1e-9), seed
         assert made.iteration_ms <= fastest * 1.05, seed
 
@@ -177,6 +183,6 @@ def test_no_planted_plan_beats_the_bound(num_devices, count):
                 rates[u][v] = FAST * rng.uniform(0.1, 1)
         cluster = replace(cluster_of(rates, rng), latency_us=rng.choice([0.0, 20.0]))
         microbatches = rng.choice([1, 3, 8])
-        made = plan(model, cluster, microbatches, effort=0.1)
+        made = plan(model, cluster, microbatches, effort=0.1, divisible=True)
         planted = fastest_ms(CostModel(model, cluster), microbatches, [stages])
         assert made.bound.lower_bound_ms <= planted * (1 + 1e-9), seed

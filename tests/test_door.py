@@ -54,15 +54,16 @@ class TestArguments:
             return on_first_device(problem)
 
         model, cluster = replace(even_model(2, 1, 1), microbatch_size=3), flat_cluster(4)
-        compare(model, cluster, 5, {SPY: spy}, runnable=True, seed=7, effort=0.5, num_threads=3)
+        compare(model, cluster, 5, {SPY: spy}, divisible=True, seed=7, effort=0.5, num_threads=3)
         (problem,) = seen
-        assert (problem.num_microbatches, problem.runnable) == (5, True)
+        assert (problem.num_microbatches, problem.limits.whole_samples) == (5, False)
         assert (problem.seed, problem.effort, problem.num_threads) == (7, 0.5, 3)
-        assert problem.cost.max_replicas == 3
+        assert problem.within_samples().cost.max_replicas == 4
         assert (problem.deadline, problem.time_limit_s) == (math.inf, None)
         limited = make_problem(model, cluster, 5, time_limit_s=9.0)
         assert 0 < limited.deadline < math.inf
-        assert limited.cost.max_replicas >= 4
+        assert limited.limits.whole_samples
+        assert limited.within_samples().cost.max_replicas == 3
 
     def test_progress_is_reported(self):
         lines = []
@@ -154,16 +155,17 @@ class TestReasons:
         with pytest.raises(InfeasibleError, match=r"time limit of 1e-09 s passed.*allow more time"):
             plan(zoo.model("vgg19"), zoo.cluster("random-8"), 4, "spp", time_limit_s=1e-9)
 
-    def test_plans_that_cannot_be_run_are_refused_whoever_made_them(self):
+    def test_plans_that_split_samples_are_marked_whoever_made_them(self):
         def everyone(problem):
             stage = Stage(layers=range(problem.model.num_layers), devices=(0, 1))
             return replace(on_first_device(problem), stages=(stage,))
 
         model, cluster = even_model(2, 1, 1), flat_cluster(2)  # one sample in a microbatch
-        problem = make_problem(model, cluster, 2, runnable=True)
-        made = attempt(problem, SPY, function=everyone)
-        assert "2 replicas" in made.reason
-        assert attempt(make_problem(model, cluster, 2), SPY, function=everyone).plan
+        made = attempt(make_problem(model, cluster, 2), SPY, function=everyone)
+        assert made.plan is not None
+        assert not made.broken.has_whole_samples
+        split = make_problem(model, cluster, 2, divisible=True)
+        assert attempt(split, SPY, function=everyone).broken.keeps_all
 
     def test_interruptions_carry_a_plan_except_in_comparisons(self):
         def interrupted(problem):
@@ -262,7 +264,7 @@ def test_best_is_never_slower_than_a_published_planner():
     for seed in range(12):
         rng = random.Random(seed)
         model, cluster = random_model(rng, 10), random_cluster(rng, rng.choice([4, 12]))
-        best = plan(model, cluster, 4, effort=0.01)
+        best = plan(model, cluster, 4, effort=0.01, divisible=True)
         for name in BASELINES:
             assert best.iteration_ms <= plan(model, cluster, 4, name).iteration_ms * (1 + 1e-9)
 

@@ -59,7 +59,7 @@ class TestSpp:
         for seed in range(40):
             rng = random.Random(seed)
             model = replace(random_model(rng, 10), microbatch_size=1)
-            problem = make_problem(model, random_cluster(rng, 8), 16, runnable=True)
+            problem = make_problem(model, random_cluster(rng, 8), 16).within_samples()
             order = recursive_device_order(problem.cost, range(8))
             fastest = min(
                 run_pe(problem.cost.pipeline_costs(partition.stages), 16).iteration_ms

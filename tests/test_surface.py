@@ -91,6 +91,21 @@ def test_the_version_is_the_package_s():
 
 # ------------------------------------------------------------------- commands and flags
 
+PLANNING_OPTIONS = {
+    "--divisible",
+    "--ignore-memory",
+    "--no-cut-after",
+    "--together",
+    "--keep-tied",
+    "--stages",
+    "--max-stages",
+    "--first-on",
+    "--last-on",
+    "--without",
+    "--effort",
+    "--runnable",
+}
+
 COMMANDS = {
     "check": {"plan", "--strict-memory", "--json"},
     "compare": {
@@ -99,11 +114,10 @@ COMMANDS = {
         "-m",
         "--microbatches",
         "--planners",
-        "--runnable",
         "--seed",
-        "--effort",
         "--report",
         "--json",
+        *PLANNING_OPTIONS,
     },
     "demo": {"-o", "--output"},
     "export-checkpoint": {"directory", "-o", "--output"},
@@ -114,8 +128,7 @@ COMMANDS = {
         "--microbatches",
         "--planner",
         "--schedule",
-        "--runnable",
-        "--effort",
+        *PLANNING_OPTIONS,
         "--time-limit",
         "--report",
         "--seed",
@@ -128,6 +141,19 @@ COMMANDS = {
     "simulate": {"plan", "--json"},
     "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
     "trace": {"plan", "-o", "--output"},
+    "whatif": {
+        "plan",
+        "--slower",
+        "--lose",
+        "--link",
+        "--add",
+        "--planner",
+        "--effort",
+        "-o",
+        "--output",
+        "--report",
+        "--json",
+    },
     "zoo": {
         "name",
         "--device",
@@ -245,7 +271,8 @@ ROOMS = [
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
     {"planning.door"},
-    {"planning.comparison", "planning.sweep"},
+    {"planning.comparison", "planning.global_batch", "planning.sweep", "planning.whatif"},
+    {"planning.suggestions"},
     {"report"},
     {"splitting"},
     {"runtime"},

@@ -154,16 +154,16 @@ class TestRows:
         run_script(tmp_path, f"Backend(name={name!r}, jobs=2)", "other.csv")
         assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
-    def test_runnable_and_effort_reach_the_planner(self):
-        spec = replace(SPEC, runnable=True, effort=0.5)
+    def test_options_reach_the_planner(self):
+        spec = replace(SPEC, divisible=True, effort=0.5)
         for case in cases_of(spec):
-            assert (case.runnable, case.effort) == (True, 0.5)
+            assert (case.divisible, case.effort) == (True, 0.5)
         model = replace(zoo.model("vgg19"), microbatch_size=2)
         case = replace(cases_of(replace(SPEC, planners=("data-parallel",)))[0], model=model)
-        assert run_case(case).row.error is None
-        assert "2 samples" in run_case(replace(case, runnable=True)).row.error
-        wrong = run_case(replace(case, effort=-1.0)).row
-        assert wrong.error.startswith("effort: -1")  # a reason, as for all that cannot be
+        assert run_case(case).row.has_whole_samples is False
+        assert run_case(replace(case, divisible=True)).row.has_whole_samples
+        wrong = run_case(replace(case, without=("nobody",))).row
+        assert wrong.error.startswith("without: 'nobody' is no device")  # a reason, as always
 
     def test_the_public_function_takes_a_file_or_a_specification(self, tmp_path):
         write_model(zoo.model("vgg19"), tmp_path / "mine.json")

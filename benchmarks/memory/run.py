@@ -77,7 +77,7 @@ def main() -> None:
         f" {100 * (max(ratios) - 1):.1f} % at most."
         f" Planning takes {statistics.geometric_mean(slower):.2f} times as long.",
         "",
-        "| model | cluster | GB | free ms | limited ms | slower % | recompute | free s | limited s |",
+        "| model | cluster | GB | free ms | limited ms | slower % | recompute | free s | tight s |",
         "|---|---|---|---|---|---|---|---|---|",
         *rows,
         "",

@@ -24,6 +24,7 @@ __all__ = [
     "disagreements",
     "has_whole_samples",
     "memory_excesses",
+    "memory_warning",
     "replay",
     "structural_errors",
 ]
@@ -68,8 +69,9 @@ class Verdict:
 def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     """The verdict on a plan: coverage, devices, links, schedule, memory, predicted figures.
 
-    Too much memory is a warning, with `strict_memory` an error. After a few hundred messages
-    one more says that there are others.
+    Too much memory is one warning; with `strict_memory` each device is an error. Devices that take
+    a part of a sample are a warning too. After a few hundred messages one more says that there are
+    others.
     """
     errors = structural_errors(plan)
     if errors:
@@ -82,9 +84,12 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
         return Verdict(errors=(str(error),))
     stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, stage_ends_ms)))
     too_much = memory_excesses(plan, cost)
+    split = tuple(_split_samples(plan))
     if strict_memory:
-        return Verdict(errors=tuple(_first_few(chain(stale, too_much))), stale=tuple(stale))
-    return Verdict(errors=tuple(stale), warnings=tuple(too_much), stale=tuple(stale))
+        wrong = tuple(_first_few(chain(stale, too_much)))
+        return Verdict(errors=wrong, warnings=split, stale=tuple(stale))
+    warnings = [memory_warning(plan, cost)] if too_much else []
+    return Verdict(errors=tuple(stale), warnings=(*warnings, *split), stale=tuple(stale))
 
 
 def _replayed_ends(plan: Plan, costs: PipelineCosts) -> list[float]:
@@ -280,6 +285,33 @@ def memory_excesses(plan: Plan, cost: CostModel | None = None) -> list[str]:
     """Where a stage needs more memory than its device has; the first few hundred of them."""
     cost = cost or CostModel(plan.model, plan.cluster)
     return _first_few(_find_memory_excesses(plan, cost))
+
+
+def memory_warning(plan: Plan, cost: CostModel | None = None) -> str:
+    """One line about all devices that have too little memory; empty if all have enough."""
+    messages = _find_memory_excesses(plan, cost or CostModel(plan.model, plan.cluster))
+    first = next(messages, "")
+    more = sum(1 for _ in messages)
+    if not more:
+        return first
+    what, _, remedy = first.rpartition("; ")
+    return f"{what} (and {more} device{'s' if more > 1 else ''} more); {remedy}"
+
+
+def _split_samples(plan: Plan) -> Iterator[str]:
+    """One line if devices take parts of samples, which cannot be run."""
+    samples = plan.model.microbatch_size
+    split = [
+        index for index, stage in enumerate(plan.stages) if not has_whole_samples(stage, samples)
+    ]
+    if split:
+        stage = plan.stages[split[0]]
+        more = f" (and {len(split) - 1} stages more)" if len(split) > 1 else ""
+        share = max(stage.device_shares)
+        yield (
+            f"stage {split[0]} splits samples: a device takes {share * samples:.3g} of {samples}"
+            f"{more}; plan without --divisible for whole samples"
+        )
 
 
 def _find_memory_excesses(plan: Plan, cost: CostModel) -> Iterator[str]:

@@ -145,12 +145,24 @@ class Bound:
             return math.inf if iteration_ms else 0.0
         return iteration_ms / self.lower_bound_ms - 1
 
-    def verdict(self, iteration_ms: float) -> str:
-        """The certificate in words."""
+    def verdict(self, iteration_ms: float, schedule_bound_ms: float | None = None) -> str:
+        """The certificate in words.
+
+        No schedule of the plan's stages takes less than `schedule_bound_ms`. So it is known how
+        much of the gap is the schedule's. The rest lies between the stages and the bound.
+        """
         gap = self.gap(iteration_ms)
         if gap == math.inf:
             return "no bound on the optimum"
-        return "optimal" if gap < 1e-6 else f"at most {100 * gap:.2g} % from the optimum"
+        if gap < 1e-6:
+            return "optimal"
+        words = f"at most {100 * gap:.2g} % from the optimum"
+        if not schedule_bound_ms:
+            return words
+        by_schedule = iteration_ms / schedule_bound_ms - 1
+        if by_schedule < 1e-6:
+            return f"{words}; no schedule of these stages is faster"
+        return f"{words}; another schedule saves at most {100 * by_schedule:.2g} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

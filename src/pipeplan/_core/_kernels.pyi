@@ -157,6 +157,18 @@ def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
 def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
 def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...
 def plan_bound(costs: PipelineCosts, num_microbatches: int, caps: Ints) -> float: ...
+def best_schedule(
+    costs: PipelineCosts,
+    num_microbatches: int,
+    limit_ms: float,
+    num_deadlines: int,
+    deadline: float = ...,
+) -> tuple[float, float, Ints]:
+    """A lower bound on all schedules up to the limit, and the time and codes of a schedule.
+
+    The limit and no rows if no schedule below the limit is found.
+    """
+
 def min_cut(weights: Floats, deadline: float = ...) -> tuple[float, NDArray[np.uint8]]: ...
 def least_sum(
     stage_ms: Floats, sizes: Ints, num_devices: int, limit_ms: float, deadline: float = ...
@@ -189,6 +201,18 @@ def plan_on_sets(
     num_threads: int,
     deadline: float = ...,
 ) -> tuple[float, list[PlacedPlan]]: ...
+def prove_on_sets(
+    instance: Instance,
+    class_of: Sequence[int],
+    capacity: int,
+    limit_ms: float,
+    num_best: int,
+    steps: float,
+    num_threads: int,
+    deadline: float = ...,
+) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
+    """As `plan_on_sets`, and single plans are looked at; also a faster plan with its schedule."""
+
 def relaxed_bound(
     instance: Instance,
     buckets: Ints,

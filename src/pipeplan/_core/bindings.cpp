@@ -216,6 +216,19 @@ double py_plan_bound(const PipelineCosts& costs, long num_microbatches, Ints cap
     return plan_bound(view, caps.data());
 }
 
+nb::tuple py_best_schedule(const PipelineCosts& costs, long num_microbatches, double limit_ms,
+                           int num_deadlines, double deadline) {
+    const CostsView view = costs.view(num_microbatches);
+    require_not_nan(limit_ms, "limit_ms: is not a number");
+    double proved_ms = 0.0;
+    Schedule found = run_kernel(deadline, [&](Control& control) {
+        return best_schedule(view, limit_ms, num_deadlines, proved_ms, control);
+    });
+    const std::size_t S = found.codes.empty() ? 0 : view.num_stages, M = view.num_microbatches;
+    return nb::make_tuple(proved_ms, found.iteration_ms,
+                          to_numpy(std::move(found.codes), {S, 2 * M}));
+}
+
 // ---------------------------------------------------------------------------- planning
 
 nb::tuple py_min_cut(Matrix weights, double deadline) {
@@ -299,14 +312,31 @@ nb::tuple py_plan_on_order(const Instance& instance, Ints sizes, int capacity, d
         }));
 }
 
+nb::tuple py_prove_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
+                           double limit_ms, int num_best, double steps, int num_threads,
+                           double deadline) {
+    const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
+    require(steps >= 0 && steps < 1e18, "steps: is not within 0..1e18");
+    require_full_links(instance);
+    ProvedPlans proved = run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+        return plan_on_sets(instance, class_of, limits, steps, pool, control);
+    });
+    nb::list found;
+    if (!proved.found.codes.empty()) {
+        const std::size_t S = proved.found.plan.num_stages(), M = instance.num_microbatches;
+        found.append(nb::make_tuple(proved.found.iteration_ms,
+                                    nb::cast(std::move(proved.found.plan)),
+                                    to_numpy(std::move(proved.found.codes), {S, 2 * M})));
+    }
+    nb::tuple plans = candidates_to_python(std::move(proved.candidates));
+    return nb::make_tuple(plans[0], plans[1], found);
+}
+
 nb::tuple py_plan_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
                           double limit_ms, int num_best, int num_threads, double deadline) {
-    const DpLimits limits = dp_limits(capacity, limit_ms, num_best);
-    require_full_links(instance);
-    return candidates_to_python(
-        run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            return plan_on_sets(instance, class_of, limits, pool, control);
-        }));
+    nb::tuple proved = py_prove_on_sets(instance, std::move(class_of), capacity, limit_ms, num_best,
+                                        0.0, num_threads, deadline);
+    return nb::make_tuple(proved[0], proved[1]);
 }
 
 double py_relaxed_bound(const Instance& instance, Ints buckets, int capacity, double limit_ms,
@@ -415,6 +445,8 @@ NB_MODULE(_kernels, m) {
     m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);
+    m.def("best_schedule", &py_best_schedule, "costs"_a, "num_microbatches"_a, "limit_ms"_a,
+          "num_deadlines"_a, "deadline"_a = never);
     m.def("min_cut", &py_min_cut, "weights"_a, "deadline"_a = never);
     m.def("least_sum", &py_least_sum, "stage_ms"_a, "sizes"_a, "num_devices"_a, "limit_ms"_a,
           "deadline"_a = never);
@@ -424,6 +456,8 @@ NB_MODULE(_kernels, m) {
           "num_best"_a, "num_threads"_a, "deadline"_a = never, "unit"_a = 1);
     m.def("plan_on_sets", &py_plan_on_sets, "instance"_a, "class_of"_a, "capacity"_a, "limit_ms"_a,
           "num_best"_a, "num_threads"_a, "deadline"_a = never);
+    m.def("prove_on_sets", &py_prove_on_sets, "instance"_a, "class_of"_a, "capacity"_a,
+          "limit_ms"_a, "num_best"_a, "steps"_a, "num_threads"_a, "deadline"_a = never);
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);

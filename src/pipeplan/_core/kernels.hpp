@@ -5,6 +5,7 @@
 
 #include "control.hpp"
 #include "instance.hpp"
+#include "pipeline.hpp"
 #include "pool.hpp"
 
 namespace pipeplan {
@@ -66,10 +67,23 @@ struct DpLimits {
 Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int unit,
                          const DpLimits& limits, Pool& pool, Control& control);
 
+// A plan with its schedule, as codes of blocks.
+struct FoundPlan {
+    double iteration_ms;
+    PlacedPlan plan;
+    std::vector<Code> codes;  // [stages][2 * microbatches]; empty if there is none
+};
+
+struct ProvedPlans {
+    Candidates candidates;
+    FoundPlan found;  // faster than the limit; else without codes
+};
+
 // Plans on any sets of devices, and a lower bound on the time of all plans. Devices of one class
-// count as equal; class_of comes from `device_classes`, or has smaller classes.
-Candidates plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
-                        const DpLimits& limits, Pool& pool, Control& control);
+// count as equal; class_of comes from `device_classes`, or has smaller classes. If `proof_steps` is
+// not 0, single plans are looked at as well, to raise the bound or to find a faster plan.
+ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
+                         const DpLimits& limits, double proof_steps, Pool& pool, Control& control);
 
 // A lower bound on the time of all plans. It knows only the size of each device set, and takes the
 // best links that sets of this size could have. Neighbouring sizes form groups; `buckets` has the

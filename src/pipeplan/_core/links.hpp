@@ -46,18 +46,28 @@ inline int num_with_more_samples(const Instance& in, int num_devices) {
 }
 
 // For lower bounds. At best the fastest devices have a sample more; `slowest_of_more` is the slowest
-// of these.
+// of these. The compute rate of such a stage.
+inline double whole_rate(const Instance& in, int num_devices, double slowest_speed,
+                         double slowest_of_more) {
+    const double samples = in.microbatch_size;
+    const int fewer = in.microbatch_size / num_devices;
+    return std::max(fewer / samples / slowest_speed, (fewer + 1) / samples / slowest_of_more);
+}
+
+inline double least_whole_share(const Instance& in, int num_devices) {
+    return in.microbatch_size / num_devices / static_cast<double>(in.microbatch_size);
+}
+
+// Exactly even shares or whole samples, whichever is less.
 inline Shares whole_or_even_shares(const Instance& in, int num_devices, double slowest_speed,
                                    double slowest_of_more) {
     const Shares even = even_shares(num_devices, slowest_speed);
     if (num_with_more_samples(in, num_devices) == 0) return even;
-    const double samples = in.microbatch_size;
-    const int fewer = in.microbatch_size / num_devices;
-    const double rate =
-        std::max(fewer / samples / slowest_speed, (fewer + 1) / samples / slowest_of_more);
+    const double rate = whole_rate(in, num_devices, slowest_speed, slowest_of_more);
+    const double least = least_whole_share(in, num_devices);
     // Some device has a sample more, if samples are not split.
-    if (in.limits.whole_samples) return {(fewer + 1) / samples, fewer / samples, rate};
-    return {even.even, fewer / samples, std::min(rate, even.compute_rate)};
+    if (in.limits.whole_samples) return {in.largest_share(num_devices), least, rate};
+    return {even.even, least, std::min(rate, even.compute_rate)};
 }
 
 // The undominated links of a set. The first few live inside, so that most sets need no heap.

@@ -105,4 +105,26 @@ double estimate_rule_ms(const CostsView& costs, int rule, Control& control);
 // microbatches that stage n may hold; null: no limit.
 double plan_bound(const CostsView& costs, const int* caps);
 
+// More microbatches, and the grids of schedule_windows.hpp take too long: nothing better is found.
+constexpr int kMostForWindows = 256;
+
+// A higher one, between `proved_ms`, below which no schedule is known to be, and `limit_ms`. Each
+// question that it asks takes at most `max_rounds` rounds (schedule_windows.hpp).
+double schedule_bound(const CostsView& costs, double proved_ms, double limit_ms, int max_rounds,
+                      Control& control);
+
+// A schedule, and the time that an iteration takes under it.
+struct Schedule {
+    double iteration_ms;
+    std::vector<Code> codes;  // [stages][2 * microbatches]; empty if none was found
+};
+
+// A schedule that is faster than `limit_ms`, if one is found. None is faster than `proved_ms`.
+Schedule urgent_schedule(const CostsView& costs, double proved_ms, double limit_ms, int num_deadlines,
+                         Control& control);
+
+// Both of the above: `proved_ms` becomes a lower bound on all schedules, at most `limit_ms`.
+Schedule best_schedule(const CostsView& costs, double limit_ms, int num_deadlines, double& proved_ms,
+                       Control& control);
+
 }  // namespace pipeplan

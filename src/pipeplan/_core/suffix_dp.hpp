@@ -42,6 +42,9 @@ struct DeviceSet {
     Shares shares;
     Ring ring;
     Room room;
+    // The compute rates of exactly even shares and of whole samples as evenly as can be; the second
+    // is 0 where there is no such difference. Only for sets that are known.
+    double even_rate = 0.0, whole_rate = 0.0;
 };
 
 struct LinkPair {
@@ -99,6 +102,25 @@ class SuffixDp {
                 fill_rows(node, count, options, work);
         }
         return collect();
+    }
+
+    // What the run has found, for those who list plans: the points of one front, and channels. Only
+    // where the number of stages is not limited.
+    int num_points(int node, int option, int layer) const {
+        const Row& known = row(0, node, option);
+        return known.alive() ? known.begin[layer + 1] - known.begin[layer] : 0;
+    }
+    const Suffix& point(int node, int option, int layer, int k) const {
+        const Row& known = row(0, node, option);
+        return known.points[known.begin[layer] + k].value;
+    }
+    bool is_alive(int node, int option) const { return row(0, node, option).alive(); }
+    ChannelCosts channel_costs(const LinkPair& links, const Shares& mine, const Shares& theirs,
+                               int cut) const {
+        const double least = mine.least * theirs.least, even = mine.even * theirs.even;
+        const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
+        return {links.forward->transfer_ms(least * output, even * output),
+                links.backward->transfer_ms(least * gradient, even * gradient)};
     }
 
   private:
@@ -303,14 +325,6 @@ class SuffixDp {
                 least.work = std::min(least.work, before.work + channel.there + channel.back + work);
             }
         }
-    }
-
-    ChannelCosts channel_costs(const LinkPair& links, const Shares& mine, const Shares& theirs,
-                               int cut) const {
-        const double least = mine.least * theirs.least, even = mine.even * theirs.even;
-        const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-        return {links.forward->transfer_ms(least * output, even * output),
-                links.backward->transfer_ms(least * gradient, even * gradient)};
     }
 
     // For each cut the front of what lies behind the channel between `option` and the node.

@@ -8,6 +8,7 @@ from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
 from pipeplan.commands.report import plot_command, report_command, trace_command
 from pipeplan.commands.sweep import sweep_command
+from pipeplan.commands.whatif import whatif_command
 from pipeplan.commands.zoo import zoo_command
 
 __all__ = ["commands"]
@@ -34,6 +35,7 @@ for command in (
     simulate_command,
     sweep_command,
     trace_command,
+    whatif_command,
     zoo_command,
 ):
     commands.add_command(command)

@@ -1,6 +1,6 @@
 """`pipeplan plan` and `pipeplan demo`."""
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -9,19 +9,26 @@ from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
 from pipeplan.documents.text import printable
-from pipeplan.errors import InputError, PlanningInterrupted
+from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
 
 if TYPE_CHECKING:
+    from pipeplan.cluster import Cluster
     from pipeplan.pipeline import Plan
     from pipeplan.planning.options import OptionArguments
+    from pipeplan.profile import ModelProfile
 
 __all__ = ["demo_command", "plan_command"]
+
+DEFAULT_MICROBATCHES = 16
 
 
 @click.command("plan")
 @click.argument("model")
 @click.argument("cluster")
-@click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
+@click.option("-m", "--microbatches", type=int, help="Per iteration.  [default: 16]")
+@click.option(
+    "--global-batch", type=int, help="Samples per iteration; microbatches are chosen to suit."
+)
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @planning_options
@@ -35,7 +42,8 @@ __all__ = ["demo_command", "plan_command"]
 def plan_command(
     model: str,
     cluster: str,
-    microbatches: int,
+    microbatches: int | None,
+    global_batch: int | None,
     planner: str,
     schedule: str | None,
     seed: int,
@@ -53,21 +61,26 @@ def plan_command(
         outputs={"-o": output, "--report": report},
         as_json=as_json,
     )
+    if microbatches is not None and global_batch is not None:
+        raise InputError("-m: stands beside --global-batch, which chooses it; keep one of them")
     from pipeplan.documents.files import write_plan
-    from pipeplan.planning.door import plan
 
     with progress("planning") as work:
+        settings: dict[str, Any] = {
+            "planner": planner,
+            "schedule": schedule,
+            "seed": seed,
+            "time_limit_s": time_limit,
+            "report": work.tell,
+            **options,
+        }
         try:
-            made = plan(
+            made = _make_plan(
                 resolve_model(model),
                 resolve_cluster(cluster, seed),
-                microbatches=microbatches,
-                planner=planner,
-                schedule=schedule,
-                **options,
-                seed=seed,
-                time_limit_s=time_limit,
-                report=work.tell,
+                DEFAULT_MICROBATCHES if microbatches is None else microbatches,
+                global_batch,
+                settings,
             )
         except PlanningInterrupted as stop:
             if not output:
@@ -86,9 +99,43 @@ def plan_command(
         print_json(plan_document(made))
     elif not is_stdout(output, report):
         print_plan(made)
-    from pipeplan.checker import memory_excesses
+    _warn_of_memory(made)
 
-    for excess in memory_excesses(made):
+
+def _make_plan(
+    model: "ModelProfile",
+    cluster: "Cluster",
+    microbatches: int,
+    global_batch: int | None,
+    settings: dict[str, Any],
+) -> "Plan":
+    """The plan; where nothing fits, the error says what would."""
+    from pipeplan.planning.door import plan
+    from pipeplan.planning.global_batch import plan_global_batch
+
+    try:
+        if global_batch is not None:
+            return plan_global_batch(model, cluster, global_batch, **settings)
+        return plan(model, cluster, microbatches, **settings)
+    except NoPlanError as error:
+        from pipeplan.planning.suggestions import explain, what_would_fit
+
+        if global_batch is not None:  # the error is that of the smallest size, one sample
+            from pipeplan.planning.global_batch import scaled_model
+
+            model, microbatches = scaled_model(model, 1), global_batch
+        unasked = ("schedule", "time_limit_s")
+        asked = {name: value for name, value in settings.items() if name not in unasked}
+        found = what_would_fit(model, cluster, microbatches, error, **asked)
+        raise InfeasibleError(explain(error, found)) from None
+
+
+def _warn_of_memory(plan: "Plan") -> None:
+    """Say in one line that devices need more memory than they have."""
+    from pipeplan.checker import memory_warning
+
+    excess = memory_warning(plan)
+    if excess:
         say(f"warning: {excess}")
 
 
@@ -120,7 +167,7 @@ def demo_command(output: str) -> None:
     from pipeplan.checker import check
     from pipeplan.documents.files import write_plan
     from pipeplan.planning.comparison import compare
-    from pipeplan.report.comparison import render_comparison
+    from pipeplan.report.comparison import fastest_two, render_comparison
     from pipeplan.report.html import write_report
 
     folder = Path(output)
@@ -139,7 +186,8 @@ def demo_command(output: str) -> None:
     click.echo()
     print_rich(lambda console: render_comparison(comparison, console))
     write_plan(made, plan_path)
-    write_report(made, page_path, comparison=comparison.document()["rows"])
+    rows = comparison.document()["rows"]
+    write_report(made, page_path, comparison=rows, beside=fastest_two(comparison))
     verdict = check(made)
     click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
     click.echo(f"Plan and report: {printable(str(plan_path))}, {printable(str(page_path))}")

@@ -9,7 +9,7 @@ from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import Attempt, attempt, make_problem
 from pipeplan.planning.limits import Limits
-from pipeplan.planning.options import OptionArguments, PlanningOptions
+from pipeplan.planning.options import OptionArguments
 from pipeplan.planning.problem import Planner
 from pipeplan.planning.registry import PLANNERS, choose_planners
 from pipeplan.profile import ModelProfile
@@ -103,9 +103,9 @@ def compare(
         model,
         cluster,
         microbatches,
-        PlanningOptions(**options),
         seed=seed,
         num_threads=num_threads,
+        **options,
     )
     functions: Mapping[str, Planner] = {}
     if isinstance(planners, Mapping):

@@ -104,11 +104,11 @@ def plan(
         model,
         cluster,
         microbatches,
-        PlanningOptions(**options),
         seed=seed,
         time_limit_s=time_limit_s,
         num_threads=num_threads,
         report=report,
+        **options,
     )
     made = attempt(problem, planner, schedule=schedule)
     if made.plan is None:
@@ -126,12 +126,16 @@ def make_problem(
     time_limit_s: float | None = None,
     num_threads: int | None = None,
     report: Callable[[str], None] | None = None,
+    **given: Unpack[OptionArguments],
 ) -> Problem:
-    """The problem that planners get, after a check of all that the caller asked for."""
+    """The problem that planners get, after a check of all that the caller asked for.
+
+    Options are given one by one, or all together as `options`.
+    """
     require_count(InputError, "microbatches", microbatches, MICROBATCHES)
     require_plan_size(min(model.num_layers, cluster.num_devices), microbatches)
     require_seed(seed)
-    options = options or PlanningOptions()
+    options = options or PlanningOptions(**given)
     if time_limit_s is not None:
         require_figure(InputError, "time_limit_s", time_limit_s)
         if not 0 < time_limit_s < MAX_TIME_LIMIT_S:
@@ -147,6 +151,7 @@ def make_problem(
         limits=options.limits(model, cluster),
         options=options,
         seed=int(seed),
+        effort=options.effort,
         time_limit_s=None if time_limit_s is None else float(time_limit_s),
         deadline=math.inf if time_limit_s is None else time.monotonic() + time_limit_s,
         num_threads=int(num_threads or os.cpu_count() or 1),

@@ -86,7 +86,8 @@ class PlanningOptions:
         require_figure(InputError, "effort", self.effort)
         if not MIN_EFFORT <= self.effort <= MAX_EFFORT:
             raise InputError(
-                f"effort: {number_text(self.effort)} is not within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
+                f"effort: {number_text(self.effort)} is not a number"
+                f" within {MIN_EFFORT:g}..{MAX_EFFORT:g}"
             )
         object.__setattr__(self, "effort", float(self.effort))
 

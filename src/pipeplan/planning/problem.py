@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeplan import _core
@@ -31,6 +31,8 @@ class Problem:
     options: PlanningOptions = field(default_factory=PlanningOptions)
     """What the user asked for, as plans record it."""
     seed: int = 0
+    effort: float = 1.0
+    """How much to search; 1 is the usual amount. Planners without a search ignore it."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
@@ -44,6 +46,13 @@ class Problem:
         """Whether memory counts and some device has a limit."""
         has_limits = any(device.memory_gb is not None for device in self.cluster.devices)
         return self.limits.memory and has_limits
+
+    def within_samples(self) -> "Problem":
+        """The same problem; no stage may have more devices than the limits allow."""
+        if not self.limits.whole_samples:
+            return self
+        most = min(self.cost.max_replicas, self.model.microbatch_size)
+        return replace(self, cost=self.cost.with_max_replicas(most))
 
     def kernel_instance(self, *, memory_factor: float = 1.0) -> _core.Instance:
         """The problem as planning kernels read it, limits included.
@@ -83,11 +92,6 @@ class Problem:
             self.limits.max_stages,
         )
         return NO_LIMIT if asked is None or asked >= possible else asked
-
-    @property
-    def effort(self) -> float:
-        """How much to search; 1 is the usual amount. Planners without a search ignore it."""
-        return self.options.effort
 
     @property
     def model(self) -> ModelProfile:

@@ -52,9 +52,8 @@ def notebook_html(plan: Plan) -> str:
 
 def _facts(analysis: PlanAnalysis) -> list[str]:
     facts = [f"{percent(1 - analysis.shares.compute)} bubble"]
-    bound = analysis.plan.predicted.bound if analysis.plan.predicted else None
-    if bound:
-        facts.append(bound.verdict(analysis.iteration_ms))
+    if analysis.verdict:
+        facts.append(analysis.verdict)
     peak_gb = max(max(memory.peak_gb) for memory in analysis.memory)
     return [*facts, f"{humanise_gb(peak_gb)} at most"]
 

@@ -50,9 +50,11 @@ from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 
 __all__ = ["plan_best"]
 
-OPTIMAL_WITHIN = 1e-9
-SET_CAPACITY = 16
-"""Points in a front of planning on sets: as many as there may be, since it proves the bound."""
+OPTIMAL_WITHIN = 1e-7
+"""Proofs are so exact. Plans that are nearer to the bound count as optimal (`Bound.verdict`)."""
+SET_CAPACITY = 2
+"""Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
+points the recursion takes up to five times as long, and no more is proved."""
 MAX_SEED = 2**64
 NUM_AT_ONCE = 4
 """Searches that are handed to the kernel together. Fixed, so that threads change nothing."""
@@ -63,7 +65,7 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
 
     Never slower than any of the `starts`, which are taken one by one.
     """
-    search = _Search(problem)
+    search = _Search(problem.within_samples())
     search.offer_simple_plans()
     try:
         search.order_devices()
@@ -243,16 +245,22 @@ class _Search:
             self._raise_bound(relaxed_ms, "relaxed")
         if self.is_optimal or self.classes is None or not self.plans_on_sets:
             return
-        exact_ms, plans = _core.plan_on_sets(
+        exact_ms, plans, found = _core.prove_on_sets(
             self.instance,
             self.classes,
             SET_CAPACITY,
             limit_ms,
             settings.NUM_SET_CANDIDATES,
+            settings.MAX_PROOF_STEPS,
             num_threads,
             deadline,
         )
         self._raise_bound(exact_ms, "exact-sets")
+        for iteration_ms, placed, codes in found:
+            self.incumbent.offer_draft(
+                Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms),
+                deadline,
+            )
         for placed in plans:
             self.offer(self._placed(placed))
 
@@ -299,6 +307,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
+        self.incumbent.polish(NUM_AT_ONCE, self.problem.deadline)
 
     @property
     def _budget_factor(self) -> float:

@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeplan.checker import has_whole_samples
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.pipeline import Stage
+from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
@@ -48,6 +50,7 @@ TICKS = 10_000_000
 """Ticks in the longest schedule, about."""
 MAX_PLACEMENTS = 200_000
 """Up to this number of plans, all are tried."""
+MEMORY_ROUNDING = 1e-9
 DETERMINISTIC_LIMIT = 60.0
 """For one schedule, in the solver's own seconds."""
 
@@ -85,7 +88,7 @@ def optimal_schedule(
         solver.parameters.max_time_in_seconds = max(0.001, deadline - time.monotonic())
     status = _solve(solver, problem.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        bound_ms = plan_bound_ms(costs, num_microbatches)
+        bound_ms = plan_bound_ms(costs, num_microbatches, costs.caps)
         return OptimalSchedule(
             codes=pe.order_SM2, iteration_ms=pe.iteration_ms, lower_bound_ms=bound_ms
         )
@@ -142,6 +145,7 @@ class _ScheduleModel:
             for _ in range(2)
         )
         end = model.new_int_var(0, 2 * TICKS, "end")
+        caps = costs.caps or (num_microbatches,) * costs.num_stages
         for n in stages:
             forward, backward = ticks(costs.forward_ms_S[n]), ticks(costs.backward_ms_S[n])
             intervals = [
@@ -150,6 +154,8 @@ class _ScheduleModel:
                 for start in starts
             ]
             model.add_no_overlap(intervals)
+            for m in range(caps[n], num_microbatches):  # a forward waits for memory
+                model.add(self.forward[n][m] >= self.backward[n][m - caps[n]] + backward)
             for starts, length in ((self.forward[n], forward), (self.backward[n], backward)):
                 for first, second in itertools.pairwise(starts):
                     model.add(second >= first + length)
@@ -197,25 +203,19 @@ class _ScheduleModel:
 
 
 def plan_exact(problem: Problem) -> Draft:
-    """The optimum of a tiny instance; else the best plan under its optimal schedule."""
+    """The optimum of a tiny instance; else the best plan under its optimal schedule.
+
+    Keeps all limits but those that `reduction` takes out of a problem beforehand.
+    """
     _import_cp_model()
+    problem = problem.within_samples()
     best = plan_best(problem)
-    cost, num_microbatches = problem.cost, problem.num_microbatches
-    if _num_placements(len(cost.forward_ms_L), len(cost.speed_D)) > MAX_PLACEMENTS:
+    num_microbatches = problem.num_microbatches
+    if _num_placements(problem) > MAX_PLACEMENTS:
         return _with_optimal_schedule(problem, best)
-    placements = []
-    others_ms = math.inf  # no plan with whole samples, which count as even too, takes less
-    for stages in all_placements(cost):
-        costs = cost.pipeline_costs(stages)
-        bound_ms = plan_bound_ms(costs, num_microbatches)
-        if bound_ms < best.iteration_ms * (1 - 1e-9):
-            placements.append((bound_ms, stages, costs))
-        for variant in whole_sample_variants(cost, stages):
-            costs = cost.pipeline_costs(variant)
-            others_ms = min(others_ms, plan_bound_ms(costs, num_microbatches))
-    placements.sort(key=lambda placement: placement[0])
+    open_plans, others_ms = _list_plans(problem, best.iteration_ms)
     lower_ms = min(best.iteration_ms, others_ms)
-    for bound_ms, stages, costs in placements:
+    for bound_ms, stages, costs in open_plans:
         if bound_ms >= best.iteration_ms * (1 - 1e-9):
             break
         if time.monotonic() >= problem.deadline:
@@ -232,8 +232,81 @@ def plan_exact(problem: Problem) -> Draft:
     )
 
 
+def _list_plans(
+    problem: Problem, known_ms: float
+) -> tuple[list[tuple[float, tuple[Stage, ...], PipelineCosts]], float]:
+    """All plans within the limits whose bound is below `known_ms`, by their bounds.
+
+    And a time below which no other plan is that the certificate speaks of: where samples may be
+    split, whole samples count as even too.
+    """
+    cost, limits = problem.cost, problem.limits
+    plans, others_ms = [], math.inf
+
+    def add(stages: tuple[Stage, ...]) -> None:
+        costs = capped_costs(problem, stages)
+        if costs is not None:
+            bound_ms = plan_bound_ms(costs, problem.num_microbatches, costs.caps)
+            if bound_ms < known_ms * (1 - 1e-9):
+                plans.append((bound_ms, stages, costs))
+
+    for stages in all_placements(cost):
+        if broken_constraint(stages, limits):
+            continue
+        samples = cost.model.microbatch_size
+        is_even = not any(samples % stage.num_replicas for stage in stages)
+        for modes in _all_modes(problem, stages):
+            if is_even or not limits.whole_samples:
+                add(modes)
+            for variant in whole_sample_variants(cost, modes):
+                if not limits.whole_samples:
+                    costs = capped_costs(problem, variant)
+                    if costs is not None:
+                        bound_ms = plan_bound_ms(costs, problem.num_microbatches, costs.caps)
+                        others_ms = min(others_ms, bound_ms)
+                elif all(has_whole_samples(stage, samples) for stage in variant):
+                    add(variant)
+    plans.sort(key=lambda plan: plan[0])
+    return plans, others_ms
+
+
+def _all_modes(problem: Problem, stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
+    """The stages with each choice of those that recompute; only where memory counts."""
+    if not (problem.limits_memory and problem.limits.recompute):
+        yield stages
+        return
+    for chosen in itertools.product((False, True), repeat=len(stages)):
+        yield tuple(
+            replace(stage, recompute=recompute)
+            for stage, recompute in zip(stages, chosen, strict=True)
+        )
+
+
+def capped_costs(problem: Problem, stages: tuple[Stage, ...]) -> PipelineCosts | None:
+    """The costs of stages with the microbatches that each may hold; None if one does not fit."""
+    costs = problem.cost.pipeline_costs(stages)
+    if not problem.limits_memory:
+        return costs
+    caps = tuple(_most_in_flight(problem, stage) for stage in stages)
+    return replace(costs, caps=caps) if min(caps) > 0 else None
+
+
+def _most_in_flight(problem: Problem, stage: Stage) -> int:
+    devices, most = problem.cluster.devices, problem.num_microbatches
+    base_gb = problem.cost.memory_gb(stage, 0)
+    one_gb = problem.cost.memory_gb(stage, 1)
+    for u, base, one in zip(stage.devices, base_gb, one_gb, strict=True):
+        room_gb = (devices[u].memory_gb or math.inf) * (1 + MEMORY_ROUNDING)
+        if one > room_gb:
+            return 0
+        if one > base:
+            most = min(most, int(min(most, (room_gb - base) / (one - base))))
+    return most
+
+
 def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
-    costs = problem.cost.pipeline_costs(draft.stages)
+    costs = capped_costs(problem, draft.stages)
+    assert costs is not None, "the best plan fits"
     found = optimal_schedule(costs, problem.num_microbatches, deadline=problem.deadline)
     if found.iteration_ms >= draft.iteration_ms * (1 - 1e-12):
         return draft
@@ -300,10 +373,14 @@ def whole_sample_variants(
         )
 
 
-def _num_placements(num_layers: int, num_devices: int) -> int:
-    """An upper bound on the number of placements."""
+def _num_placements(problem: Problem) -> int:
+    """An upper bound on the number of plans to list, ways to share samples aside."""
+    num_layers, num_devices = problem.model.num_layers, problem.cluster.num_devices
+    modes = 2 if problem.limits_memory and problem.limits.recompute else 1
     return sum(
-        (num_stages + 1) ** num_devices * math.comb(num_layers - 1, num_stages - 1)
+        (num_stages + 1) ** num_devices
+        * math.comb(num_layers - 1, num_stages - 1)
+        * modes**num_stages
         for num_stages in range(1, min(num_layers, num_devices) + 1)
     )
 

@@ -16,6 +16,8 @@ __all__ = ["Incumbent"]
 
 WORTH_ALL_RULES = 1.03
 """A plan within this factor of the best under PE is tried under every rule."""
+NUM_DEADLINES = 4
+"""Schedules that are tried for a plan beyond the portfolio; the first is nearly always the best."""
 REALLY_FASTER = 1 - 1e-12
 """By less than this, two plans take the same time, and the first one stays."""
 AS_FAST = 1 + 1e-9
@@ -44,6 +46,7 @@ class Incumbent:
     _pool: dict[tuple[Stage, ...], float] = field(default_factory=dict)
     _tied: list[tuple[tuple[Stage, ...], str, Draft | None]] = field(default_factory=list)
     """Plans as fast as the best one."""
+    _polished: set[tuple[Stage, ...]] = field(default_factory=set)
 
     def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
         """Consider stages under the whole portfolio; those that break a limit are passed over.
@@ -79,8 +82,12 @@ class Incumbent:
 
     def offer_draft(self, draft: Draft, deadline: float = np.inf) -> None:
         """Consider a complete plan, stages and schedule."""
-        if any(stage.shares is not None or stage.recompute for stage in draft.stages):
-            return  # the bound that comes with the result speaks of even shares
+        # The bound that comes with the result speaks of even shares, and of recomputation only
+        # where memory counts.
+        if not self.limits.whole_samples and any(s.shares is not None for s in draft.stages):
+            return
+        if not self.limits.memory and any(stage.recompute for stage in draft.stages):
+            return
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
         self.offer(draft.stages, deadline)
@@ -91,6 +98,26 @@ class Incumbent:
     def has_plan(self) -> bool:
         """Whether any plan within the limits is known."""
         return bool(self._stages)
+
+    def polish(self, num_plans: int, deadline: float = np.inf) -> None:
+        """Look for faster schedules of the best plans (`_core/schedule_search.cpp`).
+
+        Raises `DeadlineError` at the deadline.
+        """
+        for stages in self.ranked()[:num_plans]:
+            if stages in self._polished:
+                continue
+            self._polished.add(stages)
+            _, iteration_ms, codes = _core.best_schedule(
+                self.costs(stages).for_kernels(),
+                self.num_microbatches,
+                self.iteration_ms,
+                NUM_DEADLINES,
+                deadline,
+            )
+            if len(codes):
+                found = Draft(stages=stages, codes=codes, iteration_ms=iteration_ms)
+                self._keep(stages, "", iteration_ms, found)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

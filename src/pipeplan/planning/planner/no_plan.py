@@ -56,8 +56,9 @@ def _error(problem: Problem, stages: tuple[Stage, ...]) -> NoPlanError:
     layers = (stage.layers.start, stage.layers.stop)
     recomputed = ", even with recomputation" if stage.recompute else ""
     return NoPlanError(
-        f"nothing fits: the plan that comes closest needs {need_gb:.3g} GB on {devices[device].name!r}"
-        f" ({devices[device].memory_gb:g} GB) in stage {index} of {len(stages)}{recomputed};"
+        f"nothing fits: the plan that comes closest needs {need_gb:.3g} GB on"
+        f" {devices[device].name!r} ({devices[device].memory_gb:g} GB) in stage {index} of"
+        f" {len(stages)}{recomputed};"
         " use more or larger devices or a smaller microbatch",
         stage=index,
         layers=layers,

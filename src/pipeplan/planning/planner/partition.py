@@ -42,8 +42,8 @@ def best_partitions(
 ) -> list[Partition]:
     """For each number of stages the partition with the least bottleneck, if there is one.
 
-    The paper's model: samples may be split, and memory does not count. Devices at the end of the order may stay unused. Partitions with a bottleneck above
-    `limit_ms` are left out.
+    The paper's model: samples may be split, and memory does not count. Devices at the end of the
+    order may stay unused. Partitions with a bottleneck above `limit_ms` are left out.
     """
     possible = min(len(cost.forward_ms_L), len(order))
     found = _core.partition(

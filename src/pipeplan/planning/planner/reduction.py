@@ -23,7 +23,6 @@ __all__ = ["plan_within_limits", "without_devices"]
 def plan_within_limits(problem: Problem, planner: Planner) -> Draft:
     """The draft that `planner` makes for the smaller problem, as one of the whole problem."""
     limits, cost = problem.limits, problem.cost
-    max_replicas = problem.model.microbatch_size if limits.whole_samples else None
     devices = [u for u in range(problem.cluster.num_devices) if u not in limits.without]
     ends = [
         end for end in range(1, problem.model.num_layers + 1) if end - 1 not in limits.no_cut_after
@@ -34,7 +33,7 @@ def plan_within_limits(problem: Problem, planner: Planner) -> Draft:
         cost = cost.with_model(merged_model(cost, ends))
     smaller = replace(
         problem,
-        cost=cost.with_max_replicas(max_replicas),
+        cost=cost,
         limits=replace(
             limits,
             no_cut_after=frozenset(),

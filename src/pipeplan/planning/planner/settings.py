@@ -14,6 +14,7 @@ __all__ = [
     "MANY_MICROBATCHES",
     "MAX_CLASS_DEVICES",
     "MAX_PARTITION_STEPS",
+    "MAX_PROOF_STEPS",
     "MAX_SET_STEPS",
     "MAX_SET_TRIPLES",
     "NUM_SET_CANDIDATES",
@@ -175,6 +176,9 @@ like that, about a nanosecond a step."""
 MAX_PARTITION_STEPS = 5e6
 """Layers times devices squared up to which the paper's partitions are made of all layers, and so
 `best` is never slower than `spp`: 1,200 layers on 64 devices. Beyond, of merged ones."""
+MAX_PROOF_STEPS = 2e6
+"""Suffixes that are looked at to list single plans on sets, about 10 nanoseconds each. A tenth is
+nearly always enough."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 

@@ -1,0 +1,185 @@
+// Looks at the plans below a known time one by one: is there really a schedule that fast?
+//
+// The fixed-plan bound is not always reached. So plans are listed in the order of their bounds
+// (plan_listing.hpp). For each one the windows of its blocks (schedule_windows.hpp) either show that no
+// schedule beats the best time so far, or a schedule is searched for (schedule_search.cpp). What
+// stays open lowers the result. The list ends when its bounds reach the best time, or after a number
+// of steps; then the next bound on the list is the result.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "kernels.hpp"
+#include "pipeline.hpp"
+#include "plan_costs.hpp"
+#include "plan_listing.hpp"
+#include "schedule_windows.hpp"
+#include "set_topology.hpp"
+
+namespace pipeplan {
+
+class SetProof {
+  public:
+    SetProof(const Instance& in, const SetTopology& topology, const SuffixDp<SetTopology>& dp,
+             double known_ms, Pool& pool, Control& control)
+        : in_(in), topology_(topology), dp_(dp), listing_(in, topology, dp), pool_(pool),
+          control_(control), best_{known_ms, {}, {}} {}
+
+    // No plan takes less than the result.
+    double run(double max_steps) {
+        for (double steps = 0.0; listing_.least_ms() < std::min(target_ms(), open_ms_);) {
+            if (steps > max_steps) return std::min(listing_.least_ms(), open_ms_);
+            std::vector<int> states;
+            while (static_cast<int>(states.size()) < kAtOnce &&
+                   listing_.least_ms() < std::min(target_ms(), open_ms_))
+                states.push_back(listing_.take());
+            std::vector<Step> taken(states.size());
+            pool_.run(static_cast<int>(states.size()), [&](int k, int) {
+                control_.check();
+                Step& step = taken[k];
+                if (listing_.is_whole(states[k])) judge(states[k], step);
+                else step.next = listing_.extend(states[k], target_ms(), step.steps);
+            });
+            for (Step& step : taken) {
+                steps += step.steps;
+                open_ms_ = std::min(open_ms_, step.open_ms);
+                if (step.found.iteration_ms < best_.iteration_ms) best_ = std::move(step.found);
+                for (const auto& state : step.next) listing_.add(state);
+            }
+        }
+        return std::min(target_ms(), open_ms_);
+    }
+
+    // The fastest plan, if it is faster than the one known before; else without stages.
+    const FoundPlan& best() const { return best_; }
+
+  private:
+    using State = PlanListing<SetTopology>::State;
+
+    // What one state leads to.
+    struct Step {
+        double steps = 1.0;
+        std::vector<State> next;
+        double open_ms = kInfinity;  // a plan that could take so little
+        FoundPlan found{kInfinity, {}, {}};
+    };
+
+    static constexpr int kAtOnce = 16;  // fixed, so that threads change nothing
+    static constexpr int kRounds = 3, kDeadlines = 6, kMostUneven = 6;
+    static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
+
+    // What takes no less than this is not faster than `ms`: the difference is a few instants.
+    double just_below(double ms) const {
+        return ms * (1 - 5e-8) -
+               4 * kSameInstantMs * (2 * in_.num_microbatches + 4 * in_.num_devices + 8);
+    }
+    double target_ms() const { return just_below(best_.iteration_ms); }
+
+    // The costs of a listed plan. `whole` says which stages take whole samples, where that differs.
+    struct Costs {
+        std::vector<double> forward, backward, all_reduce, there, back;
+        std::vector<int> caps;  // only where memory counts
+        CostsView view(const Instance& in) const {
+            return {static_cast<int>(forward.size()), in.num_microbatches, forward.data(),
+                    backward.data(), there.data(), back.data(), all_reduce.data(), in.half_duplex,
+                    caps.empty() ? nullptr : caps.data()};
+        }
+    };
+
+    Costs costs(const std::vector<ListedStage>& stages, unsigned whole) const {
+        Costs result;
+        const auto is_whole = [&](std::size_t n) { return (whole >> n & 1) != 0; };
+        const auto shares = [&](std::size_t n) {
+            const DeviceSet set = topology_.set(0, stages[n].option);
+            const double least =
+                is_whole(n) ? least_whole_share(in_, set.num_devices) : set.shares.even;
+            return Shares{set.shares.even, least, 0.0};
+        };
+        for (std::size_t n = 0; n < stages.size(); ++n) {
+            const DeviceSet set = topology_.set(0, stages[n].option);
+            const int first = n ? stages[n - 1].end_layer : 0, end = stages[n].end_layer;
+            const double rate = is_whole(n) ? set.whole_rate : set.even_rate;
+            result.forward.push_back(rate * in_.forward_ms(first, end));
+            result.backward.push_back(rate * in_.backward_ms(first, end));
+            const int mode = stages[n].mode;
+            if (mode & kRecomputes) result.backward.back() += result.forward.back();
+            if (in_.has_memory())
+                result.caps.push_back(most_in_flight(in_, set.room, needs_of(in_, first, end), mode));
+            result.all_reduce.push_back(set.ring.fixed_ms +
+                                        set.ring.ms_per_byte * in_.parameter_bytes(first, end));
+            if (n + 1 == stages.size()) break;
+            const LinkPair links = topology_.links(0, stages[n].option, stages[n + 1].option);
+            const ChannelCosts channel = dp_.channel_costs(links, shares(n), shares(n + 1), end);
+            result.there.push_back(channel.there);
+            result.back.push_back(channel.back);
+        }
+        return result;
+    }
+
+    // Every combination of even shares and whole samples.
+    void judge(int state, Step& step) const {
+        const std::vector<ListedStage> stages = listing_.stages(state);
+        unsigned uneven = 0;
+        int num_uneven = 0;
+        for (std::size_t n = 0; n < stages.size(); ++n)
+            if (topology_.set(0, stages[n].option).whole_rate > 0)
+                uneven |= 1u << n, ++num_uneven;
+        if (in_.limits.whole_samples) {
+            judge(stages, uneven, step);
+            return;
+        }
+        if (num_uneven > kMostUneven) {
+            step.open_ms = listing_.bound_ms(state);
+            return;
+        }
+        for (unsigned whole = uneven;; whole = (whole - 1) & uneven) {
+            judge(stages, whole, step);
+            if (whole == 0) break;
+        }
+    }
+
+    void judge(const std::vector<ListedStage>& stages, unsigned whole, Step& step) const {
+        const Costs known = costs(stages, whole);
+        const CostsView view = known.view(in_);
+        double proved_ms = plan_bound(view, view.caps);
+        const double M = in_.num_microbatches;
+        step.steps += kStepsPerPoint * M * M * static_cast<double>(stages.size());
+        const auto is_beaten = [&](double limit_ms) {
+            if (proved_ms < limit_ms)
+                proved_ms = schedule_bound(view, proved_ms, limit_ms, kRounds, control_);
+            return proved_ms >= limit_ms;
+        };
+        if (is_beaten(target_ms())) return;
+        if (whole == 0 || in_.limits.whole_samples) {
+            search(stages, proved_ms, step);
+            if (step.found.iteration_ms < kInfinity && is_beaten(just_below(step.found.iteration_ms)))
+                return;
+        }
+        step.open_ms = std::min(step.open_ms, proved_ms);
+    }
+
+    void search(const std::vector<ListedStage>& stages, double proved_ms, Step& step) const {
+        std::vector<int> end_layer, options, modes;
+        for (const ListedStage& stage : stages) {
+            end_layer.push_back(stage.end_layer);
+            options.push_back(stage.option);
+            modes.push_back(stage.mode);
+        }
+        const PlacedPlan plan(in_, end_layer, topology_.devices(options), modes);
+        const PlacedCosts placed(in_, plan);
+        if (!placed.is_possible()) return;  // the wrong devices have a sample more
+        Schedule found = urgent_schedule(placed.view(), proved_ms, best_.iteration_ms, kDeadlines, control_);
+        if (!found.codes.empty()) step.found = {found.iteration_ms, plan, std::move(found.codes)};
+    }
+
+    const Instance& in_;
+    const SetTopology& topology_;
+    const SuffixDp<SetTopology>& dp_;
+    PlanListing<SetTopology> listing_;
+    Pool& pool_;
+    Control& control_;
+    FoundPlan best_;
+    double open_ms_ = kInfinity;  // the least that a plan on the list could take
+};
+
+}  // namespace pipeplan
