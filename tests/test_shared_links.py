@@ -295,8 +295,8 @@ def test_devices_of_a_host_do_not_use_its_card():
 
 
 def test_plans_are_checked_by_the_true_times():
-    cluster = two_hosts(2, 1.0)
-    made = pipeplan.plan(pipeplan.zoo.model("vgg19"), cluster, 8)
+    cluster = two_hosts(2, 0.1)
+    made = pipeplan.plan(pipeplan.zoo.model("vgg19"), cluster, 8, planner="gpipe")
     assert checker.check(made).ok
     wide = replace(cluster, uplink_gb_per_s=None)
     assert not checker.check(replace(made, cluster=wide)).ok
