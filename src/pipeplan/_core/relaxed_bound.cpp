@@ -297,7 +297,8 @@ double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int ma
         }
     };
     if (!counted.is_exact()) raise(DeviceBudget::by_price(in.speed, 96, 16), false);
-    raise(counted, true);
+    // With merged speeds the work bound mostly knows more. So that is not worth a long run.
+    raise(counted, counted.is_exact());
     return proved_ms;
 }
 
