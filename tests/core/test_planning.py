@@ -362,6 +362,19 @@ class TestLocalSearch:
                 better += ms < started_ms * 0.999
         assert better > 60
 
+    def test_links_that_it_keeps_are_right(self):
+        """With one latency it keeps the slowest links of sets; wrong ones give other times."""
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            rates = 10 ** rng.uniform(0, 2, (20, 20))
+            layers = [tuple(rng.uniform(1, 9, 5)) for _ in range(12)]
+            instance = one_instance(layers=layers, rates=rates)
+            start = _core.PlacedPlan(instance, [4, 8, 12], [range(6), range(6, 12), range(12, 18)])
+            ((ms, rule, placed),) = _core.local_search(instance, [start], seed, 2e6, 0.0, 1)
+            times = _core.rule_times(instance, placed, np.inf)
+            assert times[rule] == pytest.approx(ms, rel=1e-12)
+            assert ms < 0.9 * min(_core.rule_times(instance, start, np.inf))
+
     def test_a_stage_that_is_split_costs_less(self):
         """All-reduces take 1,000 ms: two stages of one device each are the way out."""
         instance = one_instance(layers=[(10, 10, 0, 0, 500)] * 2, rates=np.ones((2, 2)))

@@ -1,10 +1,14 @@
 // Simulated annealing over complete plans: any cuts, any sets of devices.
 //
-// Moves: shift a cut by 1 to 3 layers; move, swap, add, drop or replace a device; swap the sets of
-// two stages; split a stage; merge two; reverse the sets of a run of stages; move a device to the
-// next stage and the cut with it; divide two stages' devices and layers anew. Every fourth time two
-// moves are made at once: some improvements need both. The last three are for up to 64 devices. The
-// temperature falls from 2 % to 0.05 % of the current time.
+// Moves (search_moves.hpp): shift a cut by 1 to 3 layers; move, swap, add, drop or replace a
+// device; let a device join a stage that it fits, or trade places; swap the sets of two stages;
+// split a stage; merge two; reverse the sets of a run of stages; move a device to the next stage
+// and the cut with it; divide two stages' devices and layers anew. Every fourth time two moves are
+// made at once: some improvements need both. The last three are for up to 64 devices. The temperature
+// falls from 2 % to 0.05 % of the current time.
+//
+// A move touches few stages. What is known of the others stays: their costs, the bound of the
+// stages behind, and how long a microbatch takes in front. Most moves are rejected by these alone.
 //
 // A simulation takes as long as a hundred moves. So the walk goes by an estimate: the fixed-plan
 // bound, times how far above its bound a plan nearby was. Only what may beat the best time is
@@ -78,9 +82,10 @@ class Search {
             }
             spent_ += kUnitsPerMove;
             changes_.reset(next_);
-            bool is_possible = moves_.make(next_, changes_);
+            const bool is_possible = moves_.make(next_, changes_);
             // No harm where the second one is impossible.
-            if (is_possible && makes_large_moves_ && random_.below(4) == 0) moves_.make(next_, changes_);
+            if (is_possible && makes_large_moves_ && random_.below(4) == 0)
+                moves_.make(next_, changes_);
             spent_ += kUnitsPerPair * changes_.num_pairs;
             const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
             const double most_ms = accept_ms / judged.looseness;
@@ -126,15 +131,16 @@ class Search {
     // that keeps its last backward waiting.
     void find_critical() {
         const int S = static_cast<int>(current_.size());
-        const auto suffix = [&](int n) { return suffix_[S - 1 - n]; };
+        const auto suffix = [&](int k) { return suffix_[S - 1 - k]; };
         int n = 0;
-        while (n + 1 < S && suffix(n).last_backward + current_[n].costs.all_reduce < suffix(n).last_reduce) ++n;
+        const auto own_ms = [&](int k) {
+            return suffix(k).last_backward + current_[k].costs.all_reduce;
+        };
+        while (n + 1 < S && own_ms(n) < suffix(n).last_reduce) ++n;
         const int reduced_last = n;
         for (; n + 1 < S; ++n) {
-            const StageCosts& c = current_[n].costs;
-            const ChannelCosts& d = current_[n].channel;
-            const double passed_on = c.forward + c.backward + d.there + d.back + suffix(n + 1).last_backward;
-            if (passed_on < suffix(n).last_backward * (1 - 1e-12)) break;
+            const double waits_ms = head_[n + 1] - head_[n] + suffix(n + 1).last_backward;
+            if (waits_ms * kRounding < suffix(n).last_backward) break;
         }
         moves_.start_from(current_, reduced_last, n);
     }
@@ -155,26 +161,33 @@ class Search {
     // broken, or where the bound is above `most_ms`. What the last move did not touch is known already.
     double evaluate(double most_ms) {
         const double M = in_.num_microbatches;
-        const int S = static_cast<int>(next_.size()), front = changes_.num_front, back = changes_.num_back;
+        const int S = static_cast<int>(next_.size());
+        const int front = changes_.num_front, back = changes_.num_back;
         if (!keeps_constraints(next_)) return kInfinity;
         const double forward_head = forward_head_[front], head = head_[front];
-        for (int n = front; n < S - back; ++n)
-            if (!next_[n].costs_known && forward_head + M * costs_.work_ms(next_[n]) > most_ms * kRounding)
+        most_ms *= kRounding;
+        for (int n = front; n < S - back; ++n) {
+            const SearchStage& stage = next_[n];
+            if (!stage.costs_known && forward_head + M * costs_.work_ms(stage) > most_ms)
                 return kInfinity;
+        }
         if (static_cast<int>(new_suffix_.size()) < S) new_suffix_.resize(S);
         const Suffix* behind = back ? &suffix_[back - 1] : nullptr;
         double num_pairs = 0.0;
         for (int n = S - 1 - back; n >= 0; --n) {
             SearchStage& stage = next_[n];
-            if (!stage.costs_known && !(stage.costs_known = costs_.fill_stage(stage, num_pairs))) break;
+            if (!stage.costs_known && !costs_.fill_stage(stage, num_pairs)) break;
             if (behind && !stage.channel_known &&
-                !(stage.channel_known = costs_.fill_channel(stage, next_[n + 1], num_pairs)))
+                !costs_.fill_channel(stage, next_[n + 1], num_pairs))
                 break;
             Suffix& suffix = new_suffix_[S - 1 - n];
-            suffix = behind ? before(stage.costs, behind_channel(*behind, stage.channel, M, in_.half_duplex), M)
-                            : last_stage(stage.costs, M);
+            if (!behind) suffix = last_stage(stage.costs, M);
+            else suffix = before(stage.costs,
+                                 behind_channel(*behind, stage.channel, M, in_.half_duplex), M);
             behind = &suffix;
-            if (n >= front && std::max(suffix.last_reduce + forward_head, suffix.last_backward + head) > most_ms * kRounding) break;
+            const double least_ms =
+                std::max(suffix.last_reduce + forward_head, suffix.last_backward + head);
+            if (n >= front && least_ms > most_ms) break;
             if (n == 0) {
                 spent_ += kUnitsPerStage * (S - back) + kUnitsPerPair * num_pairs;
                 return suffix.last_reduce;
@@ -184,13 +197,14 @@ class Search {
         return kInfinity;
     }
 
-    // With many microbatches the best time is an estimate. The true time takes its place, or none if
-    // the deadline passes first.
+    // With many microbatches the best time is an estimate. The true time takes its place, or none
+    // if the deadline passes first.
     void simulate_best() {
         if (best_.iteration_ms == kInfinity) return;
         const PlacedCosts costs(in_, best_.plan);
         try {
-            best_.iteration_ms = iteration_ms(run_rule(costs.view(), best_.rule, control_), costs.view());
+            const CostsView view = costs.view();
+            best_.iteration_ms = iteration_ms(run_rule(view, best_.rule, control_), view);
         } catch (const DeadlinePassed&) {
             best_.iteration_ms = kInfinity;
         }
@@ -259,8 +273,10 @@ class Search {
     Moves moves_;
     SearchPlan current_, next_, champion_;
     Changes changes_;
-    std::vector<Suffix> suffix_, new_suffix_;       // [stages], the last one first; of the current and the next plan
-    std::vector<double> forward_head_, head_;       // [stages + 1], one microbatch in front of a stage
+    // [stages], the last one first; of the current and of the next plan
+    std::vector<Suffix> suffix_, new_suffix_;
+    // [stages + 1], of the current plan: a microbatch's way to a stage, and the way there and back
+    std::vector<double> forward_head_, head_;
     double spent_ = 0.0;
     bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;

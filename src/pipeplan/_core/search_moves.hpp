@@ -1,9 +1,9 @@
 // The moves of local search: small changes of a plan's cuts and device sets.
 //
-// Only a change near the stage that decides the time can make a plan faster. So most moves look at a
-// critical stage. Most devices do not fit into a set: one slow link slows all of it. So a device that
-// is to join a set is chosen among several, by its links. Both were measured on irregular clusters
-// of 64 devices: plans are 5 % faster than with the same number of blind moves.
+// Only a change near the stage that decides the time can make a plan faster. So most moves look at
+// a critical stage. Most devices do not fit into a set: one slow link slows all of it. So a device
+// that is to join a set is chosen among several, by its links. On irregular clusters of 64 devices
+// both together made plans 5 % faster in the mean, within the same time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -129,11 +129,13 @@ class Moves {
         if (inside.count < size || inside.one == device || inside.other == device) inside = {};
         else --inside.count;
         SlowestBetween& next = here.next;
-        if (next.count_here < size || next.forth.here == device || next.back.here == device) next = {};
+        if (next.count_here < size || next.forth.here == device || next.back.here == device)
+            next = {};
         else --next.count_here;
         if (n > 0) {
             SlowestBetween& last = stage(n - 1).next;
-            if (last.count_there < size || last.forth.there == device || last.back.there == device) last = {};
+            if (last.count_there < size || last.forth.there == device || last.back.there == device)
+                last = {};
             else --last.count_there;
         }
         forget_around(n);
@@ -273,7 +275,8 @@ class Moves {
         const int n = any_pair();
         SearchStage& behind = stage(n + 1);
         stage(n).end_layer = behind.end_layer;
-        stage(n).devices.insert(stage(n).devices.end(), behind.devices.begin(), behind.devices.end());
+        stage(n).devices.insert(stage(n).devices.end(), behind.devices.begin(),
+                                behind.devices.end());
         plan_->erase(plan_->begin() + n + 1);
         changes_->is_resized = true;
         stage(n).next = {};

@@ -37,8 +37,8 @@ struct SearchStage {
     int mode = kKeeps;  // bits of StageMode
     SlowestInside inside;
     SlowestBetween next;  // to the next stage
-    StageCosts costs;
-    ChannelCosts channel;      // to the next stage
+    StageCosts costs{};
+    ChannelCosts channel{};    // to the next stage
     bool costs_known = false;  // of this stage
     bool channel_known = false;
 };
@@ -74,10 +74,10 @@ inline PlacedPlan to_placed(const Instance& instance, const SearchPlan& plan) {
 class SearchCosts {
   public:
     explicit SearchCosts(const Instance& in)
-        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number()) {
+        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number() &&
+                                !in.shared) {
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
     }
-    bool keeps_links() const { return keeps_links_; }
     double slowest_speed(const SearchStage& stage) const {
         double slowest = in_.speed[stage.devices[0]];
         if (has_one_speed_) return slowest;
@@ -92,6 +92,15 @@ class SearchCosts {
     }
     // False where a path is missing. Adds the pairs of devices that were looked at to `num_pairs`.
     bool fill_stage(SearchStage& stage, double& num_pairs) const {
+        return stage.costs_known = find_stage(stage, num_pairs);
+    }
+    // The same for the channel from a stage to the next.
+    bool fill_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
+        return stage.channel_known = find_channel(stage, behind, num_pairs);
+    }
+
+  private:
+    bool find_stage(SearchStage& stage, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());
         if (!keeps_links_) {
             num_pairs += static_cast<double>(k) * k;
@@ -103,14 +112,15 @@ class SearchCosts {
             const int u = stage.devices[inside.count];
             for (int a = 0; a < inside.count; ++a) {
                 const int v = stage.devices[a];
-                const double rate = std::min(in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]);
-                if (rate < inside.bytes_per_ms) inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
+                const double rate =
+                    std::min(in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]);
+                if (rate >= inside.bytes_per_ms) continue;
+                inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
             }
         }
         return cost(stage, SetLinks{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()});
     }
-    // The same for the channel from a stage to the next.
-    bool fill_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
+    bool find_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());
         const int k_behind = static_cast<int>(behind.devices.size());
         if (!keeps_links_ || !in_.shares_evenly(k) || !in_.shares_evenly(k_behind)) {
@@ -123,24 +133,27 @@ class SearchCosts {
                 const int u = stage.devices[a];
                 for (int b = from_there; b < to_there; ++b) {
                     const int v = behind.devices[b];
-                    const double forth = in_.bytes_per_ms[in_.at(u, v)], back = in_.bytes_per_ms[in_.at(v, u)];
+                    const double forth = in_.bytes_per_ms[in_.at(u, v)];
+                    const double back = in_.bytes_per_ms[in_.at(v, u)];
                     if (forth < next.forth.bytes_per_ms) next.forth = {forth, u, v};
                     if (back < next.back.bytes_per_ms) next.back = {back, u, v};
                 }
             }
         };
-        num_pairs += static_cast<double>(k) * k_behind - static_cast<double>(next.count_here) * next.count_there;
+        num_pairs += static_cast<double>(k) * k_behind;
+        num_pairs -= static_cast<double>(next.count_here) * next.count_there;
         look(next.count_here, k, 0, k_behind);
         look(0, next.count_here, next.count_there, k_behind);
         next.count_here = k, next.count_there = k_behind;
         if (!(next.forth.bytes_per_ms > 0 && next.back.bytes_per_ms > 0)) return false;
         const double part = 1.0 / (static_cast<double>(k) * k_behind);
-        stage.channel = {latency_ms() + part * in_.output_bytes[stage.end_layer - 1] / next.forth.bytes_per_ms,
-                         latency_ms() + part * in_.gradient_bytes[stage.end_layer - 1] / next.back.bytes_per_ms};
+        const double there_bytes = part * in_.output_bytes[stage.end_layer - 1];
+        const double back_bytes = part * in_.gradient_bytes[stage.end_layer - 1];
+        stage.channel = {latency_ms() + there_bytes / next.forth.bytes_per_ms,
+                         latency_ms() + back_bytes / next.back.bytes_per_ms};
         return true;
     }
 
-  private:
     // The costs of the stage in its mode. If memory is too short for it, it recomputes; and it does
     // not if there is room for all microbatches.
     bool cost(SearchStage& stage, const SetLinks& links) const {
