@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.checker import memory_excesses
 from pipeplan.documents.text import printable
 from pipeplan.pipeline import Plan
 from pipeplan.planning.whatif.outlook import Outlook, Prospect
@@ -96,7 +97,7 @@ def _plans_table(answer: WhatIf, console: Console) -> Table:
         predicted = plan.require_predicted()
         length = round(BAR_WIDTH * plan.iteration_ms / longest_ms) if longest_ms else 0
         memory = humanise_gb(max(predicted.peak_memory_gb.values()))
-        is_over = name.startswith("old") and bool(answer.kept_problem)
+        is_over = bool(memory_excesses(plan))
         table.add_row(
             name,
             humanise_ms(plan.iteration_ms),
