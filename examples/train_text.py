@@ -20,9 +20,7 @@ if dist.get_rank() == 0:  # one rank times and plans, so that all run the same p
     inputs, targets = make_batch(0, ROWS)
     profile = profile_layers(model, inputs, loss_fn=loss_fn, targets=targets)
     host = pp.HostGroup(devices=dist.get_world_size(), bandwidth_gb_per_s=1.0)
-    plans = [
-        pp.plan(profile, pp.expand_hosts("here", [host]), microbatches=MICROBATCHES, runnable=True)
-    ]
+    plans = [pp.plan(profile, pp.expand_hosts("here", [host]), microbatches=MICROBATCHES)]
 dist.broadcast_object_list(plans)
 plan = plans[0]
 with Pipeline(plan, model, loss_fn, lambda found: torch.optim.AdamW(found, lr=3e-3)) as pipeline:

@@ -24,7 +24,7 @@ def test_plans_that_cannot_run_are_planned_anew(capsys, monkeypatch):
     assert {stage.num_replicas for stage in anew.stages} == {1}
     assert "has 4 replicas, more than a microbatch has rows (1)" in capsys.readouterr().err
     assert _runnable(anew, as_is=True) is anew
-    with pytest.raises(InputError, match="plan with --runnable, or leave out --as-is"):
+    with pytest.raises(InputError, match="plan without --divisible, or leave out --as-is"):
         _runnable(too_wide, as_is=True)
 
 

@@ -26,8 +26,14 @@ from pipeplan.simulator import Preference, run_list, run_schedule
 def tight_instance(rng: random.Random) -> tuple[ModelProfile, Cluster, int]:
     """A model, a cluster with little memory, and a number of microbatches."""
     model = random_model(rng, rng.randint(1, 5))
+    thin = rng.choice([1.0, 0.1])  # with little to send more stages pay
     layers = tuple(
-        replace(layer, activation_bytes=layer.activation_bytes * rng.choice([1, 4, 10]))
+        replace(
+            layer,
+            activation_bytes=layer.activation_bytes * rng.choice([1, 4, 10]),
+            output_bytes=round(layer.output_bytes * thin),
+            gradient_bytes=round(layer.gradient_bytes * thin),
+        )
         for layer in model.layers
     )
     model = replace(

@@ -58,7 +58,7 @@ def plan_for(model: torch.nn.Module, ranks: list[int]) -> pp.Plan:
     row = (0.02,) * len(ranks)  # GB/s: slow enough that cutting the model pays
     devices = tuple(pp.Device(name=f"device{rank}") for rank in ranks)
     cluster = pp.Cluster(name="left", devices=devices, bandwidth_gb_per_s=(row,) * len(ranks))
-    return pp.plan(profile, cluster, microbatches=MICROBATCHES, runnable=True)
+    return pp.plan(profile, cluster, microbatches=MICROBATCHES)
 
 
 def plan_together(model: torch.nn.Module, *, is_lost: bool) -> pp.Plan:

@@ -17,6 +17,7 @@ from pipeplan import _core
 from pipeplan.cluster import Cluster, Duplex
 from pipeplan.errors import PlanFileError
 from pipeplan.host_links import MAX_FULL_DEVICES, large_host_links, slowest_gb_per_s, slowest_pairs
+from pipeplan.memory_parts import MemoryParts
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
 
@@ -76,26 +77,6 @@ class PipelineCosts:
             self.half_duplex,
             self.caps or (),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryParts:
-    """What the memory of one device consists of.
-
-    A model's `optimizer_bytes_per_parameter_byte` counts gradients and optimizer state together.
-    Gradients are as large as the parameters; the rest belongs to the optimizer.
-    """
-
-    parameter_gb: float
-    gradient_gb: float
-    optimizer_gb: float
-    activation_gb: float
-
-    @property
-    def total_gb(self) -> float:
-        """All of it."""
-        state_gb = self.parameter_gb + (self.gradient_gb + self.optimizer_gb)
-        return state_gb + self.activation_gb
 
 
 def median(values: Iterable[float]) -> float:
@@ -297,7 +278,7 @@ class CostModel:
         """The memory that each device of the stage needs for `in_flight` microbatches."""
         return [parts.total_gb for parts in self.memory_parts(stage, in_flight)]
 
-    def memory_parts(self, stage: Stage, in_flight: int) -> list["MemoryParts"]:
+    def memory_parts(self, stage: Stage, in_flight: int) -> list[MemoryParts]:
         """For each device of the stage what its memory consists of."""
         parameter_gb = self._sum(self.parameter_bytes_L, stage) / BYTES_IN_GB
         beside_gb = parameter_gb * self.model.optimizer_bytes_per_parameter_byte

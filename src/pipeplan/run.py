@@ -172,7 +172,7 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
         f" has rows ({rows})"
     )
     if as_is:
-        raise InputError(f"{reason}; plan with --runnable, or leave out --as-is")
+        raise InputError(f"{reason}; plan without --divisible, or leave out --as-is")
     from pipeplan.planning.door import plan
 
     if os.environ.get("RANK") == "0":
@@ -180,7 +180,7 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
             f"pipeplan: {reason}; planning anew without such stages (--as-is refuses instead)",
             err=True,
         )
-    return plan(read.model, read.cluster, read.microbatches, runnable=True, seed=read.seed)
+    return plan(read.model, read.cluster, read.microbatches, seed=read.seed)
 
 
 def find_function(path: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Windows of blocks and lists of plans against an enemy; brute force over all orders is the judge."""
+"""Windows of blocks and lists of plans; brute force over all orders is the judge."""
 
 import itertools
 import random
@@ -40,7 +40,7 @@ def stage_orders(num_microbatches: int) -> list[list[int]]:
 
 
 def all_orders_ms(costs: PipelineCosts, num_microbatches: int) -> float:
-    """The fastest of all schedules; microbatches keep one order (docs/theory.md, section 7)."""
+    """The fastest of all schedules; microbatches keep one order (docs/theory.md, section 8)."""
     least_ms = np.inf
     kernel_costs = costs.for_kernels()
     for rows in itertools.product(stage_orders(num_microbatches), repeat=costs.num_stages):

@@ -177,8 +177,8 @@ def test_mistakes_take_one_line(tmp_path):
     done = torchrun(2, *run, "--as-is", cwd=EXAMPLES)
     said = [line for line in done.stderr.splitlines() if line.startswith("pipeplan:")]
     assert said == [
-        "pipeplan: stages[0]: has 2 replicas, more than a microbatch has rows (1); plan with"
-        " --runnable, or leave out --as-is"
+        "pipeplan: stages[0]: has 2 replicas, more than a microbatch has rows (1); plan without"
+        " --divisible, or leave out --as-is"
     ]
     alone = subprocess.run(
         [sys.executable, "-m", "pipeplan.run", "plan.json", "text_model:build_model"],

@@ -373,9 +373,7 @@ nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> start
     return result;
 }
 
-}  // namespace
-
-NB_MODULE(_kernels, m) {
+void bind_classes(nb::module_& m) {
     nb::exception<DeadlinePassed>(m, "DeadlineError");
 
     nb::class_<PipelineCosts>(m, "PipelineCosts")
@@ -413,7 +411,12 @@ NB_MODULE(_kernels, m) {
         .def_prop_ro("end_layer", &PlacedPlan::end_layer)
         .def_prop_ro("devices", &PlacedPlan::devices)
         .def_prop_ro("modes", &PlacedPlan::modes);
+}
 
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+    bind_classes(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);

@@ -32,8 +32,8 @@ constexpr int kOldest = 8;
 constexpr long kMovesBetweenChecks = 16;
 // On 256 devices the budget is too small for them: plans were 4 % slower with than without.
 constexpr int kMostDevicesForLargeMoves = 64;
-constexpr double kUnitsPerBlock = 60.0, kUnitsPerPair = 1.0;
-constexpr double kUnitsPerMove = 150.0, kUnitsPerStage = 25.0;
+constexpr double kUnitsPerBlock = 70.0, kUnitsPerPair = 1.5;
+constexpr double kUnitsPerMove = 180.0, kUnitsPerStage = 30.0;
 constexpr double kRounding = 1 + 1e-9;  // sums in another order differ by less
 
 class Search {
@@ -62,6 +62,7 @@ class Search {
         changes_.reset(next_);
         changes_.is_resized = true;
         changes_.num_front = changes_.num_back = 0;
+        forward_head_ = head_ = {0.0};
         const double bound = evaluate(kInfinity);
         if (bound == kInfinity) return;
         Judgement judged = judge(next_, bound, {kInfinity, 1.0, 0});
@@ -80,6 +81,7 @@ class Search {
             bool is_possible = moves_.make(next_, changes_);
             // No harm where the second one is impossible.
             if (is_possible && makes_large_moves_ && random_.below(4) == 0) moves_.make(next_, changes_);
+            spent_ += kUnitsPerPair * changes_.num_pairs;
             const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
             const double most_ms = accept_ms / judged.looseness;
             const double bound = is_possible ? evaluate(most_ms) : kInfinity;
@@ -109,14 +111,32 @@ class Search {
     void accept() {
         restore(current_, next_);
         const int S = static_cast<int>(current_.size());
-        forward_head_.assign(S + 1, 0.0), head_.assign(S + 1, 0.0);
-        for (int n = 0; n < S; ++n) {
+        suffix_.resize(S), forward_head_.resize(S + 1), head_.resize(S + 1);
+        for (int k = changes_.num_back; k < S; ++k) suffix_[k] = new_suffix_[k];
+        for (int n = changes_.num_front; n < S; ++n) {
             const StageCosts& costs = current_[n].costs;
             const ChannelCosts channel = n + 1 < S ? current_[n].channel : ChannelCosts{0.0, 0.0};
             forward_head_[n + 1] = forward_head_[n] + costs.forward + channel.there;
             head_[n + 1] = head_[n] + costs.forward + costs.backward + channel.there + channel.back;
         }
-        std::swap(suffix_, new_suffix_);
+        find_critical();
+    }
+
+    // The stages that decide the bound: the one whose all-reduce ends last, and the one behind it
+    // that keeps its last backward waiting.
+    void find_critical() {
+        const int S = static_cast<int>(current_.size());
+        const auto suffix = [&](int n) { return suffix_[S - 1 - n]; };
+        int n = 0;
+        while (n + 1 < S && suffix(n).last_backward + current_[n].costs.all_reduce < suffix(n).last_reduce) ++n;
+        const int reduced_last = n;
+        for (; n + 1 < S; ++n) {
+            const StageCosts& c = current_[n].costs;
+            const ChannelCosts& d = current_[n].channel;
+            const double passed_on = c.forward + c.backward + d.there + d.back + suffix(n + 1).last_backward;
+            if (passed_on < suffix(n).last_backward * (1 - 1e-12)) break;
+        }
+        moves_.start_from(current_, reduced_last, n);
     }
 
     // The number of stages, and the devices that have to serve the first and the last one.
@@ -135,42 +155,33 @@ class Search {
     // broken, or where the bound is above `most_ms`. What the last move did not touch is known already.
     double evaluate(double most_ms) {
         const double M = in_.num_microbatches;
-        const int S = static_cast<int>(next_.size()), front = changes_.num_front;
-        const int end = S - changes_.num_back;
-        const int longer = S - static_cast<int>(current_.size());
+        const int S = static_cast<int>(next_.size()), front = changes_.num_front, back = changes_.num_back;
         if (!keeps_constraints(next_)) return kInfinity;
-        const double forward_head = front ? forward_head_[front] : 0.0, head = front ? head_[front] : 0.0;
-        for (int n = front; n < end; ++n)
+        const double forward_head = forward_head_[front], head = head_[front];
+        for (int n = front; n < S - back; ++n)
             if (!next_[n].costs_known && forward_head + M * costs_.work_ms(next_[n]) > most_ms * kRounding)
                 return kInfinity;
-        new_suffix_.resize(S);
-        for (int n = end; n < S; ++n) new_suffix_[n] = suffix_[n - longer];
-        for (int n = end; n-- > 0;) {
-            spent_ += kUnitsPerStage;
+        if (static_cast<int>(new_suffix_.size()) < S) new_suffix_.resize(S);
+        const Suffix* behind = back ? &suffix_[back - 1] : nullptr;
+        double num_pairs = 0.0;
+        for (int n = S - 1 - back; n >= 0; --n) {
             SearchStage& stage = next_[n];
-            double num_pairs = 0.0;
-            if (!stage.costs_known) {
-                stage.costs_known = costs_.fill_stage(stage, num_pairs);
-                spent_ += kUnitsPerPair * num_pairs;
-                if (!stage.costs_known) return kInfinity;
+            if (!stage.costs_known && !(stage.costs_known = costs_.fill_stage(stage, num_pairs))) break;
+            if (behind && !stage.channel_known &&
+                !(stage.channel_known = costs_.fill_channel(stage, next_[n + 1], num_pairs)))
+                break;
+            Suffix& suffix = new_suffix_[S - 1 - n];
+            suffix = behind ? before(stage.costs, behind_channel(*behind, stage.channel, M, in_.half_duplex), M)
+                            : last_stage(stage.costs, M);
+            behind = &suffix;
+            if (n >= front && std::max(suffix.last_reduce + forward_head, suffix.last_backward + head) > most_ms * kRounding) break;
+            if (n == 0) {
+                spent_ += kUnitsPerStage * (S - back) + kUnitsPerPair * num_pairs;
+                return suffix.last_reduce;
             }
-            if (n + 1 == S) {
-                new_suffix_[n] = last_stage(stage.costs, M);
-            } else {
-                if (!stage.channel_known) {
-                    stage.channel_known = costs_.fill_channel(stage, next_[n + 1], num_pairs);
-                    spent_ += kUnitsPerPair * num_pairs;
-                    if (!stage.channel_known) return kInfinity;
-                }
-                new_suffix_[n] = before(
-                    stage.costs, behind_channel(new_suffix_[n + 1], stage.channel, M, in_.half_duplex), M);
-            }
-            if (n < front) continue;
-            const Suffix& suffix = new_suffix_[n];
-            if (std::max(suffix.last_reduce + forward_head, suffix.last_backward + head) > most_ms * kRounding)
-                return kInfinity;
         }
-        return new_suffix_[0].last_reduce;
+        spent_ += kUnitsPerStage * (S - back - front) + kUnitsPerPair * num_pairs;
+        return kInfinity;
     }
 
     // With many microbatches the best time is an estimate. The true time takes its place, or none if
@@ -248,7 +259,7 @@ class Search {
     Moves moves_;
     SearchPlan current_, next_, champion_;
     Changes changes_;
-    std::vector<Suffix> suffix_, new_suffix_;       // [stages], of the current and of the next plan
+    std::vector<Suffix> suffix_, new_suffix_;       // [stages], the last one first; of the current and the next plan
     std::vector<double> forward_head_, head_;       // [stages + 1], one microbatch in front of a stage
     double spent_ = 0.0;
     bool has_estimates_ = false;

@@ -95,11 +95,13 @@ class RelaxedRun {
     std::size_t at(int node, int cut) const { return static_cast<std::size_t>(node) * L_ + cut; }
 
     // Adds up layers from `first` on, and calls `visit(cut, stage)` for each end of a stage that
-    // can be part of a plan within the limit, if `ahead_ms` pass before it begins.
+    // can be part of a plan within the limit, if `ahead_ms` pass before it begins; once for each way
+    // in which the stage fits.
     template <class Visit>
     void for_stages(const Choice& choice, int first, int last_cut, double ahead_ms,
                     const Visit& visit) const {
         double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
+        StageNeeds needs{0.0, 0.0, in_.bytes_into(first)};
         for (int cut = first + 1; cut <= last_cut; ++cut) {
             forward_ms += in_.forward_ms.value(cut - 1);
             backward_ms += in_.backward_ms.value(cut - 1);
@@ -109,7 +111,15 @@ class RelaxedRun {
                 choice.ring.fixed_ms + choice.ring.ms_per_byte * parameter_bytes};
             if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead_ms > limit_ms_)
                 return;  // it only grows with the cut
-            visit(cut, stage);
+            if (!in_.has_memory()) {
+                visit(cut, stage);
+                continue;
+            }
+            needs.state_bytes = in_.limits.state_bytes_per_parameter_byte * parameter_bytes;
+            needs.activation_bytes += in_.activation_bytes.value(cut - 1);
+            if (!for_modes(in_, choice.room, needs, stage, cut == L_,
+                           [&](const StageCosts& one, int) { visit(cut, one); }))
+                return;  // it only needs more with the cut
         }
     }
 

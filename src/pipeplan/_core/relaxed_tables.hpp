@@ -8,6 +8,7 @@
 #include "bound.hpp"
 #include "device_budget.hpp"
 #include "links.hpp"
+#include "memory.hpp"
 
 namespace pipeplan {
 
@@ -23,6 +24,7 @@ struct Choice {
     Demand first, second;  // devices with fewer and with more samples
     double rate;           // no such stage computes in less than its work times this
     Ring ring;
+    Room room;             // no such stage has more
 };
 
 struct Step {
@@ -89,7 +91,8 @@ class RelaxedTables {
         // As few devices as the smallest size, as fast as the largest.
         const Ring ring = make_ring(in_, smallest, best.ring_rate(smallest), latency_ms_);
         for (int c = 0; c < num_classes && ring.connected; ++c)
-            add_choice({group, {c, smallest}, {0, 0}, shares.least / budget_.classes()[c].fastest, ring});
+            add_choice({group, {c, smallest}, {0, 0}, shares.least / budget_.classes()[c].fastest, ring,
+                        room(shares.least, shares.least)});
     }
 
     // The slowest device is of class c. Exactly even shares, or whole samples: then those with a
@@ -100,14 +103,25 @@ class RelaxedTables {
         const bool splits = !in_.limits.whole_samples || more == 0;
         double best = splits ? even_shares(size, classes[c].fastest).compute_rate
                              : (fewer + 1) / samples_ / classes[c].fastest;
-        add_choice({group, {c, size}, {0, 0}, best, ring});
+        // Exactly even shares count for whole samples too, unless samples may not be split.
+        const double least = more ? fewer / samples_ : 1.0 / size;
+        const Room most = room(splits ? 1.0 / size : (fewer + 1) / samples_, least);
+        add_choice({group, {c, size}, {0, 0}, best, ring, most});
         for (int d = c - 1; d >= 0 && more > 0; --d) {
             const double rate = std::max(fewer / samples_ / classes[c].fastest,
                                          (fewer + 1) / samples_ / classes[d].fastest);
             if (!(rate < best)) continue;
             best = rate;
-            add_choice({group, {c, size - more}, {d, more}, rate, ring});
+            add_choice({group, {c, size - more}, {d, more}, rate, ring, most});
         }
+    }
+
+    // Every device counts as if it had the most memory of all.
+    Room room(double more_share, double fewer_share) const {
+        if (!in_.has_memory()) return {};
+        const std::vector<double>& bytes = in_.limits.memory_bytes;
+        const double most = *std::max_element(bytes.begin(), bytes.end());
+        return {more_share, most, fewer_share, most};
     }
 
     int fewest_samples(int size) const { return in_.microbatch_size / size; }

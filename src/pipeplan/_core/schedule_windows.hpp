@@ -1,7 +1,7 @@
 // When each block of a pipeline can run, if the whole iteration has to end by a deadline.
 //
 // Every block has a head, before which it cannot start, and a tail, the time that still passes after
-// it. Microbatches go through every stage in one order (docs/theory.md, section 7). So the blocks of a
+// it. Microbatches go through every stage in one order (docs/theory.md, section 8). So the blocks of a
 // stage are two rows, forwards and backwards, and an order of them is a path in a grid: (i, j) means
 // that i forwards and j backwards are done. The earliest arrival at each point of the grid, and the
 // least time from there to the end, say which steps are possible, and so raise heads and tails.
@@ -30,7 +30,7 @@ class ScheduleWindows {
         }
         const std::size_t points = static_cast<std::size_t>(M_ + 1) * (M_ + 1);
         arrival_.resize(points);
-        rest_.resize(points * S_);
+        rest_.assign(points * S_, kInfinity);
     }
 
     // False: no schedule ends by the deadline. True: nothing is known.
@@ -139,13 +139,10 @@ class ScheduleWindows {
         double *bh = &backward_head_[at(n, 0)], *bt = &backward_tail_[at(n, 0)];
         const std::size_t row = M_ + 1;
         double *arrival = arrival_.data(), *rest = &rest_[n * row * row];
-        const int cap = costs_.caps ? costs_.caps[n] : M_;
+        const int cap = costs_.caps ? costs_.caps[n] : M_;  // of i - j; beyond, all stays infinite
+        if (cap < M_) std::fill(arrival_.begin(), arrival_.end(), kInfinity);
         for (int i = 0; i <= M_; ++i) {
-            for (int j = 0; j <= i; ++j) {
-                if (i - j > cap) {  // the stage would hold too many microbatches
-                    arrival[i * row + j] = kInfinity;
-                    continue;
-                }
+            for (int j = std::max(0, i - cap); j <= i; ++j) {
                 double least = i + j ? kInfinity : 0.0;
                 if (i > j) {  // the last step was a forward
                     const double start = std::max(arrival[(i - 1) * row + j], fh[i - 1]);
@@ -162,11 +159,7 @@ class ScheduleWindows {
         first_.assign(2 * M_, kInfinity);
         last_.assign(2 * M_, kInfinity);
         for (int i = M_; i >= 0; --i) {
-            for (int j = i; j >= 0; --j) {
-                if (i - j > cap) {
-                    rest[i * row + j] = kInfinity;
-                    continue;
-                }
+            for (int j = i; j >= std::max(0, i - cap); --j) {
                 double least = i + j < 2 * M_ ? kInfinity : 0.0;
                 const double here = arrival[i * row + j];
                 if (i < M_) {

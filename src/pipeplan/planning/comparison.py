@@ -44,6 +44,8 @@ class ComparisonRow:
     gap: float | None = None
     """iteration_ms / bound - 1, with the highest bound that any of the planners proved."""
     infeasible_reason: str | None = None
+    keeps_limits: bool | None = None
+    """Whether the plan keeps all limits that count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def compare(
             # Nobody asked for this planner of another package, so the others still count.
             attempts.append(Attempt(planner=name, planning_s=0.0, reason=str(failure)))
     attempts.sort(key=lambda made: _rank(made, problem.limits))
-    rows = [_row(made) for made in attempts]
+    rows = [_row(made, problem.limits) for made in attempts]
     reference = _reference(rows)
     bounds_ms = [row.lower_bound_ms for row in rows if row.lower_bound_ms is not None]
     return Comparison(
@@ -144,11 +146,16 @@ def _rank(made: Attempt, limits: Limits) -> tuple[bool, float]:
     """Plans within the limits first, the fastest of them in front."""
     if made.plan is None:
         return True, float("inf")
+    return not _keeps(made, limits), made.plan.iteration_ms
+
+
+def _keeps(made: Attempt, limits: Limits) -> bool:
+    """Whether the plan keeps the limits; memory counts only if it is limited."""
     broken = made.broken if limits.memory else replace(made.broken, fits_memory=True)
-    return not broken.keeps_all, made.plan.iteration_ms
+    return broken.keeps_all
 
 
-def _row(made: Attempt) -> ComparisonRow:
+def _row(made: Attempt, limits: Limits) -> ComparisonRow:
     if made.plan is None:
         return ComparisonRow(
             planner=made.planner, planning_s=made.planning_s, infeasible_reason=made.reason
@@ -163,6 +170,7 @@ def _row(made: Attempt) -> ComparisonRow:
         fits_memory=made.broken.fits_memory,
         has_whole_samples=made.broken.has_whole_samples,
         broken_constraint=made.broken.constraint,
+        keeps_limits=_keeps(made, limits),
         num_stages=plan.num_stages,
         num_devices=sum(stage.num_replicas for stage in plan.stages),
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
@@ -170,8 +178,13 @@ def _row(made: Attempt) -> ComparisonRow:
 
 
 def _with_gap(row: ComparisonRow, bounds_ms: list[float]) -> ComparisonRow:
-    """The row with its gap. Each bound holds for all plans of its scope, so the highest counts."""
+    """The row with its gap. Each bound holds for all plans of its scope, so the highest counts.
+
+    Plans that break a limit get none: bounds speak of plans within the limits.
+    """
     if row.iteration_ms is None or not bounds_ms or not max(bounds_ms) > 0:
+        return row
+    if not row.keeps_limits:
         return row
     return replace(row, gap=row.iteration_ms / max(bounds_ms) - 1)
 

@@ -18,7 +18,7 @@ from pipeplan import _core
 from pipeplan.checker import check, structural_errors
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel, PipelineCosts
-from pipeplan.errors import InfeasibleError, InputError, PlanningInterrupted
+from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
 from pipeplan.pipeline import Plan, Schedule
 from pipeplan.planning.limits import BrokenLimits, broken_limits
 from pipeplan.planning.options import OptionArguments, PlanningOptions
@@ -310,10 +310,13 @@ def _require_room(model: ModelProfile, cluster: Cluster) -> None:
     recomputed. So if these do not fit, the plan gets a warning.
     """
     rooms_gb = [math.inf if d.memory_gb is None else d.memory_gb for d in cluster.devices]
-    layer = max(model.layers, key=lambda layer: layer.parameter_bytes)
-    need_gb = layer.parameter_bytes / BYTES_IN_GB
+    index = max(range(model.num_layers), key=lambda layer: model.layers[layer].parameter_bytes)
+    need_gb = model.layers[index].parameter_bytes / BYTES_IN_GB
     if need_gb > max(rooms_gb):
-        raise InfeasibleError(
-            f"layer {layer.name!r} has {need_gb:.3g} GB of parameters, more than any device"
-            f" can hold ({max(rooms_gb):g} GB); use larger devices or split the layer"
+        raise NoPlanError(
+            f"layer {model.layers[index].name!r} has {need_gb:.3g} GB of parameters, more than any"
+            f" device can hold ({max(rooms_gb):g} GB); use larger devices or split the layer",
+            layers=(index, index + 1),
+            need_gb=need_gb,
+            memory_gb=max(rooms_gb),
         )

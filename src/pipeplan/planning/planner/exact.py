@@ -5,7 +5,7 @@ which plan is the fastest? The second answer tries all cuts and all sets of devi
 their fixed-plan bound. It asks the first question about each that could still win.
 
 The constraint model has an interval for each block and each transfer. It fixes two orders without
-loss (docs/theory.md, section 7). All microbatches cost the same, so they go through every stage in
+loss (docs/theory.md, section 8). All microbatches cost the same, so they go through every stage in
 one order. Transfers in one direction take equally long, so they are served in the order of arrival.
 Times are rounded down to whole ticks, so the solver's bound holds for the real costs. With half
 duplex, the solver may order the two directions of a channel freely, but the cost model has a rule
