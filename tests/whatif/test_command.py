@@ -41,7 +41,7 @@ def test_both_plans_stand_side_by_side(run, plan_file):
         "old plan, changed",
         "new plan",
     ]
-    assert "A new plan is " in out
+    assert "A new plan makes" in out
 
 
 def test_a_lost_stage_is_said_so(run, plan_file):

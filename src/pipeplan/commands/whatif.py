@@ -17,14 +17,25 @@ __all__ = ["whatif_command"]
 
 @click.command("whatif")
 @click.argument("plan", type=click.Path())
-@click.option("--slower", multiple=True, help="NAME=FACTOR of a device's or host's speed: h1d0=0.5")
-@click.option("--lose", multiple=True, help="A device or host that is gone: h0d1")
-@click.option("--link", multiple=True, help="A,B=GB/s between two hosts or devices: h0,h1=1.25")
+@click.option(
+    "--slower",
+    multiple=True,
+    metavar="NAME=FACTOR",
+    help="Multiply the speed of a device or host: h1d0=0.5",
+)
+@click.option("--lose", multiple=True, metavar="NAME", help="A device or host is gone: h0d1")
+@click.option(
+    "--link",
+    multiple=True,
+    metavar="A,B=GB/S",
+    help="Set the bandwidth between two hosts or devices, both ways: h0,h1=1.25",
+)
 @click.option(
     "--add",
     multiple=True,
-    help="New hosts: 2x4:12 is two of four devices with 12 GB/s inside; then, with commas,"
-    " between= (GB/s to other hosts), memory= (GB), speed=, latency= (us); else as the others.",
+    metavar="HOSTS",
+    help="New hosts: 2x4:12 is two of four devices with 12 GB/s inside. More with commas:"
+    " between= (GB/s to other hosts), memory= (GB), speed=, latency= (us). Else as the others.",
 )
 @click.option("--planner", help="Who makes the new plan, instead of the old one's planner.")
 @click.option("--effort", type=float, help="Search more, or less.")

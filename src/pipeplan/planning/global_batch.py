@@ -151,8 +151,14 @@ class _Search:
         ranked = sorted(self.plans, key=lambda size: (self.plans[size].iteration_ms, size))
         if self.options.effort > QUICK_EFFORT:
             for size in ranked[:NUM_IN_EARNEST]:
-                self._plan(size, self.options.effort)
+                if self._may_improve(size):
+                    self._plan(size, self.options.effort)
         return self._finished(self.plans[self._best()])
+
+    def _may_improve(self, size: int) -> bool:
+        """Whether the certificate of a size leaves room for a plan faster than the best so far."""
+        bound, best_ms = self.plans[size].bound, self.plans[self._best()].iteration_ms
+        return bound is None or bound.lower_bound_ms < best_ms * NO_BETTER
 
     def _sizes(self) -> list[int]:
         """The divisors of the batch that leave an allowed number of microbatches."""

@@ -80,17 +80,17 @@ def _notes(comparison: Comparison) -> list[Text]:
     notes = []
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
-    splitting = [row.planner for row in comparison.rows if row.has_whole_samples is False]
-    if splitting:
-        names = ", ".join(map(_short, splitting))
-        notes.append(Text(f"{MARK} splits samples, which no device can compute: {names}"))
+    split = [_short(row.planner) for row in comparison.rows if row.has_whole_samples is False]
+    if split:
+        text = f"{MARK} splits samples, which cannot be run: {', '.join(split)}"
+        notes.append(Text(text, style="red"))
     by_constraint: dict[str, list[str]] = {}
     for row in comparison.rows:
-        if row.broken_constraint:
+        if row.broken_constraint is not None:
             by_constraint.setdefault(row.broken_constraint, []).append(_short(row.planner))
     notes += [
-        Text(f"{MARK} {printable(broken)}, against what was asked: {', '.join(planners)}")
-        for broken, planners in by_constraint.items()
+        Text(f"{MARK} breaks a constraint, {printable(broken)}: {', '.join(names)}", style="red")
+        for broken, names in by_constraint.items()
     ]
     notes += [
         Text(f"{_short(row.planner)}: no plan: {printable(row.infeasible_reason or '')}")

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.checker import memory_excesses
 from pipeplan.documents.text import printable
 from pipeplan.pipeline import Plan
 from pipeplan.planning.whatif.outlook import Outlook, Prospect
@@ -20,6 +21,8 @@ __all__ = ["beside", "render_outlook", "render_whatif", "verdict"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
+LEAST_CHANGE = 5e-4
+"""A smaller change would be shown as 0.0 %."""
 MAX_LANES = 16
 """With more stages the timelines are not drawn; the report has them."""
 
@@ -29,23 +32,24 @@ def verdict(answer: WhatIf) -> str:
     if answer.replanned is None:
         reason = answer.replanned_problem or "no plan exists"
         return f"No plan was found for the changed cluster: {printable(reason)}"
-    left = _longer(answer.cost_replanned)
+    left = _compared(answer.cost_replanned)
     if answer.kept is None or answer.kept_problem:
         does = "run" if answer.kept is None else "fit"
-        return f"The old plan does not {does} any more. With a new plan an iteration takes {left}."
+        return f"The old plan does not {does} any more. With a new plan an iteration is {left}."
     if answer.is_kept_best:
-        return f"An iteration takes {left}; the old plan is still the best one known."
+        return f"An iteration is {left}. The old plan is still the best one known."
     won = 100 * (answer.won_back or 0.0)
     return (
-        f"With the old plan an iteration takes {_longer(answer.cost)}. A new plan is {won:.1f} %"
-        f" shorter than that: {left} than today."
+        f"With the old plan an iteration is {_compared(answer.cost)}. A new plan makes that"
+        f" {won:.1f} % shorter: {left}."
     )
 
 
-def _longer(change: float | None) -> str:
-    if change is None or abs(change) < 5e-4:
-        return "as long"
-    return f"{100 * abs(change):.1f} % {'longer' if change > 0 else 'shorter'}"
+def _compared(change: float | None) -> str:
+    """`7.7 % longer than today`."""
+    if change is None or abs(change) < LEAST_CHANGE:
+        return "as long as today"
+    return f"{100 * abs(change):.1f} % {'longer' if change > 0 else 'shorter'} than today"
 
 
 def beside(answer: WhatIf) -> SideBySide:
@@ -96,7 +100,7 @@ def _plans_table(answer: WhatIf, console: Console) -> Table:
         predicted = plan.require_predicted()
         length = round(BAR_WIDTH * plan.iteration_ms / longest_ms) if longest_ms else 0
         memory = humanise_gb(max(predicted.peak_memory_gb.values()))
-        is_over = name.startswith("old") and bool(answer.kept_problem)
+        is_over = bool(memory_excesses(plan))
         table.add_row(
             name,
             humanise_ms(plan.iteration_ms),

@@ -31,6 +31,8 @@ SLOW_LINK = 0.25
 FAST_LINK = 2.0
 MAX_REPLAYED = 64
 """Of more devices or links only so many are tried."""
+LEAST_LINKS, MAX_LINK_NUMBERS = 4, 4_000_000
+"""Each link that is tried makes a matrix; on large clusters these are few."""
 NUM_SHOWN, NUM_SHOWN_LARGE = 2, 1
 """Of each kind of harm, on clusters of up to `MAX_SMALL` devices and on larger ones."""
 MAX_SMALL = 16
@@ -212,12 +214,13 @@ def _slow_links(plan: Plan) -> Iterator[_Case]:
     if plan.cluster.num_devices > MAX_LISTED_DEVICES:
         return
     pairs: dict[tuple[str, str], tuple[int, int]] = {}
-    for first, second in _used_pairs(plan):
+    for first, second in map(sorted, _used_pairs(plan)):
         hosts = (devices[first].host, devices[second].host)
         names = hosts if hosts[0] != hosts[1] else (devices[first].name, devices[second].name)
-        low, high = sorted(names)
-        pairs.setdefault((low, high), (first, second))
-    for (low, high), (first, second) in _first_few(list(pairs.items())):
+        if names[::-1] not in pairs:
+            pairs.setdefault(names, (first, second))
+    most = max(LEAST_LINKS, MAX_LINK_NUMBERS // plan.cluster.num_devices**2)
+    for (low, high), (first, second) in _first_few(list(pairs.items()), most):
         slow = max(min(links[first][second], links[second][first]) * SLOW_LINK, 0.0)
         if slow < BANDWIDTH_GB_PER_S.least:
             continue
@@ -241,11 +244,12 @@ def _used_pairs(plan: Plan) -> Iterator[tuple[int, int]]:
                 yield first, second
 
 
-def _first_few(values: Sequence[Any]) -> list[Any]:
+def _first_few(values: Sequence[Any], most: int = MAX_REPLAYED) -> list[Any]:
     """All of few values; of many an even selection."""
-    if len(values) <= MAX_REPLAYED:
+    most = min(most, MAX_REPLAYED)
+    if len(values) <= most:
         return list(values)
-    return [values[i * len(values) // MAX_REPLAYED] for i in range(MAX_REPLAYED)]
+    return [values[i * len(values) // most] for i in range(most)]
 
 
 # -------------------------------------------------------------------------------- help
