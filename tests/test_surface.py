@@ -107,6 +107,15 @@ COMMANDS = {
     },
     "demo": {"-o", "--output"},
     "export-checkpoint": {"directory", "-o", "--output"},
+    "import": {
+        "file",
+        "--from",
+        "-o",
+        "--output",
+        "--name",
+        "--microbatch-size",
+        "--assume",
+    },
     "plan": {
         "model",
         "cluster",
@@ -242,6 +251,7 @@ ROOMS = [
     {"planning.door"},
     {"planning.comparison", "planning.sweep"},
     {"report"},
+    {"interop"},
     {"splitting"},
     {"runtime"},
     {"run"},
