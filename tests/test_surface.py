@@ -92,7 +92,7 @@ def test_the_version_is_the_package_s():
 # ------------------------------------------------------------------- commands and flags
 
 COMMANDS = {
-    "check": {"plan", "--strict-memory", "--json"},
+    "check": {"plan", "--strict-memory", "--schedule", "--json"},
     "compare": {
         "model",
         "cluster",
@@ -106,6 +106,7 @@ COMMANDS = {
         "--json",
     },
     "demo": {"-o", "--output"},
+    "export": {"plan", "--to", "-o", "--output", "--map", "--nearest"},
     "export-checkpoint": {"directory", "-o", "--output"},
     "import": {
         "file",
