@@ -20,6 +20,9 @@ __all__ = ["export_command"]
 TRACE = "chrome-trace"
 """The one format that is not written by `interop`: `pipeplan trace` writes the same file."""
 
+MOST_LISTED = 6
+"""How many files the last line names."""
+
 
 @click.command("export")
 @click.argument("plan", type=click.Path())
@@ -46,7 +49,8 @@ def export_command(
 ) -> None:
     """Write PLAN for another program.
 
-    Formats: torch-csv, torchtitan, megatron, deepspeed, csv (the timeline), chrome-trace.
+    Formats: torch-csv, torchtitan, megatron, deepspeed, chakra, csv (the timeline),
+    chrome-trace.
     """
     inputs = {"PLAN": plan} if map_file is None else {"PLAN": plan, "--map": map_file}
     require_paths(inputs=inputs, outputs={"-o": output})
@@ -79,8 +83,10 @@ def _write(done: "Exported", output: str, plan: str, target: str) -> list[str]:
     if done.others and is_stdout(output):
         raise InputError(f"-o: is missing; {target} has {len(done.others) + 1} files")
     beside = {name: str(Path(output).with_name(name)) for name in done.others}
-    require_paths(inputs={"PLAN": plan}, outputs={"-o": output, **beside})
+    for name, path in beside.items():
+        require_paths(inputs={"PLAN": plan}, outputs={"-o": output, name: path})
     for name, path in beside.items():
         write_atomically(path, done.others[name])
     write_atomically(output, done.data)
-    return [output, *beside.values()]
+    shown = [output, *beside.values()]
+    return shown if len(shown) <= MOST_LISTED else [*shown[:2], f"{len(shown) - 2} more"]

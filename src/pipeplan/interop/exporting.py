@@ -8,6 +8,7 @@ from typing import Any
 from pipeplan.documents.json_text import parse_json
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
+from pipeplan.interop.chakra import export_chakra
 from pipeplan.interop.deepspeed import export_deepspeed
 from pipeplan.interop.exported import CannotExport, Exported, Exporter, ExportSettings
 from pipeplan.interop.layer_roles import Role
@@ -39,6 +40,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "megatron": Format(export=export_megatron, rules=("1f1b",)),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
         "csv": Format(export=export_timeline_csv),
+        "chakra": Format(export=export_chakra),
     }
 )
 
