@@ -125,6 +125,7 @@ COMMANDS = {
         "--planner",
         "--schedule",
         "--runnable",
+        "--uniform-replicas",
         "--effort",
         "--time-limit",
         "--report",

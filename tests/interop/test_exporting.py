@@ -20,6 +20,7 @@ from pipeplan.documents.files import read_plan, write_plan
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.interop.exported import CannotExport, ExportSettings
 from pipeplan.interop.exporting import FORMATS, export_plan, parse_layer_map
+from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.interop.nearest import find_nearest
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.planning.door import plan as make_plan
@@ -27,7 +28,7 @@ from pipeplan.replaying import replay_plan, simulate
 
 FEW, MANY = range(30), range(30, 530)
 SEEDS = [*FEW, *(pytest.param(seed, marks=pytest.mark.full) for seed in MANY)]
-FRAMEWORKS = ("torch-csv", "torchtitan", "megatron", "deepspeed")
+FRAMEWORKS = ("torch-csv", "torchtitan", "megatron", "deepspeed", "grid-plan")
 
 
 def exported(plan: Plan, target: str, **settings):
@@ -494,6 +495,62 @@ def test_the_command_refuses_other_settings(plan_file, capfd, arguments, part):
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert part in err
+
+
+def test_the_nearest_plan_can_be_kept(plan_file, tmp_path, capfd):
+    unequal = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8)
+    write_plan(unequal, plan_file)
+    output = tmp_path / "grid.plan.json"
+    arguments = ("export", plan_file, "--to", "grid-plan", "-o", output)
+    code, out, err = run_command(capfd, *arguments)
+    assert (code, out) == (3, "")
+    assert "and all need the same number; the nearest plan is" in err
+    assert run_command(capfd, *arguments, "--nearest")[0] == 0
+    kept = read_plan(output)
+    assert check(kept).ok
+    assert len({stage.num_replicas for stage in kept.stages}) == 1
+    assert f"{kept.iteration_ms:.6g} ms" in err
+    assert run_command(capfd, "export", output, "--to", "torch-csv")[0] == 0
+
+
+@pytest.mark.parametrize("cluster", ["4x2-10g", "random-8"])
+@pytest.mark.parametrize("model", ["bert-large", "vgg19", "gpt2-xl"])
+def test_the_nearest_plan_is_never_worse_than_the_best_grid(model, cluster):
+    """Without limits on memory; 8 samples can be divided among each number of replicas."""
+    profile, where = zoo.model(model, microbatch_size=8), zoo.cluster(cluster)
+    devices = tuple(replace(device, memory_gb=None) for device in where.devices)
+    where = replace(where, devices=devices)
+    best, grid = (make_plan(profile, where, 8, planner=name) for name in ("best", "grid"))
+    found = find_nearest(
+        replay_plan(best),
+        lambda each: FORMATS["grid-plan"].export(each, ExportSettings()),
+        ("1f1b",),
+    )
+    assert found.plan.iteration_ms <= grid.iteration_ms * (1 + 1e-9)
+
+
+def test_plans_with_uniform_replicas(tmp_path, capfd):
+    output = tmp_path / "equal.plan.json"
+    arguments = ("plan", "gpt2-xl", "4x2-25g", "-m", 8, "--uniform-replicas", "-o", output)
+    code, _, err = run_command(capfd, *arguments)
+    assert code == 0
+    assert re.search(r"note: equal replicas cost [0-9.]+ %: [0-9.]+ ms without", err)
+    made = read_plan(output)
+    assert check(made).ok
+    assert made.bound is not None
+    assert made.options["uniform_replicas"]
+    assert len({stage.num_replicas for stage in made.stages}) == 1
+    assert run_command(capfd, *arguments, "--schedule", "1f1b")[0] == 0
+    assert run_command(capfd, "export", output, "--to", "megatron")[0] == 0
+    free = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8)
+    assert made.iteration_ms > free.iteration_ms
+
+
+def test_a_plan_with_equal_replicas_stays(plan_file):
+    made = read_plan(plan_file)
+    assert nearest_grid_plan(made) is made
+    with pytest.raises(InputError, match="'mine' cannot be searched"):
+        nearest_grid_plan(made, "mine")
 
 
 def test_the_command_writes_traces(plan_file, tmp_path, capfd):

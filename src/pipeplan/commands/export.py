@@ -49,8 +49,8 @@ def export_command(
 ) -> None:
     """Write PLAN for another program.
 
-    Formats: torch-csv, torchtitan, megatron, deepspeed, chakra, csv (the timeline),
-    chrome-trace.
+    Formats: torch-csv, torchtitan, megatron, deepspeed, chakra, csv (the timeline), chrome-trace,
+    and grid-plan, a plan of ours with equally many replicas in each stage.
     """
     inputs = {"PLAN": plan} if map_file is None else {"PLAN": plan, "--map": map_file}
     require_paths(inputs=inputs, outputs={"-o": output})
@@ -59,6 +59,8 @@ def export_command(
 
         with progress("writing the trace"), plan_from(plan) as (read, warn):
             write_trace(read, output, warn=warn)
+        if not is_stdout(output):
+            click.echo(f"written: {printable(output)}")
         return
     from pipeplan.interop.exported import ExportSettings
     from pipeplan.interop.exporting import export_plan, parse_layer_map

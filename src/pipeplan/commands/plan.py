@@ -24,6 +24,11 @@ __all__ = ["demo_command", "plan_command"]
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @click.option("--runnable", is_flag=True, help="No more replicas than a microbatch has samples.")
 @click.option(
+    "--uniform-replicas",
+    is_flag=True,
+    help="Equally many replicas in each stage, as other frameworks need them.",
+)
+@click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
 )
 @click.option("--effort", default=1.0, show_default=True, help="Search more, or less.")
@@ -38,6 +43,7 @@ def plan_command(
     planner: str,
     schedule: str | None,
     runnable: bool,
+    uniform_replicas: bool,
     seed: int,
     effort: float,
     time_limit: float | None,
@@ -74,6 +80,8 @@ def plan_command(
             if not output:
                 raise
             raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
+        if uniform_replicas:
+            made = _with_uniform_replicas(made, schedule)
         if output:
             write_plan(made, output)
         if report:
@@ -91,6 +99,17 @@ def plan_command(
 
     for excess in memory_excesses(made):
         say(f"warning: {excess}")
+
+
+def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
+    """The nearest plan with equal replicas; its price is said on stderr."""
+    from pipeplan.interop.grid_plan import nearest_grid_plan
+
+    equal = nearest_grid_plan(made, schedule)
+    if equal is not made and made.iteration_ms:
+        more = 100 * (equal.iteration_ms / made.iteration_ms - 1)
+        say(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
+    return equal
 
 
 def _save_interrupted(plan: "Plan", output: str) -> str:

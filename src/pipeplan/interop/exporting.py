@@ -1,16 +1,18 @@
 """Every foreign format that can be written, by its name, and what becomes of a refusal."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from pipeplan.checker import memory_excesses
 from pipeplan.documents.json_text import parse_json
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
 from pipeplan.interop.chakra import export_chakra
 from pipeplan.interop.deepspeed import export_deepspeed
 from pipeplan.interop.exported import CannotExport, Exported, Exporter, ExportSettings
+from pipeplan.interop.grid_plan import export_grid_plan
 from pipeplan.interop.layer_roles import Role
 from pipeplan.interop.megatron import export_megatron
 from pipeplan.interop.nearest import describe, find_nearest
@@ -18,7 +20,7 @@ from pipeplan.interop.timeline_csv import export_timeline_csv
 from pipeplan.interop.torch_schedule import export_torch_csv
 from pipeplan.interop.torchtitan import export_torchtitan
 from pipeplan.pipeline import Plan
-from pipeplan.replaying import replay_plan
+from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.schedules import PORTFOLIO
 
 __all__ = ["FORMATS", "export_plan", "parse_layer_map"]
@@ -39,6 +41,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "torchtitan": Format(export=export_torchtitan),
         "megatron": Format(export=export_megatron, rules=("1f1b",)),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
+        "grid-plan": Format(export=export_grid_plan),
         "csv": Format(export=export_timeline_csv),
         "chakra": Format(export=export_chakra),
     }
@@ -58,7 +61,7 @@ def export_plan(
     chosen = FORMATS[target]
     replayed = replay_plan(plan)
     try:
-        return chosen.export(replayed, settings)
+        return _with_memory_note(chosen.export(replayed, settings), replayed)
     except CannotExport as problem:
         reason = str(problem)
     other = find_nearest(replayed, lambda each: chosen.export(each, settings), chosen.rules)
@@ -67,9 +70,14 @@ def export_plan(
     words = describe(other, replayed)
     if not take_nearest:
         raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest")
-    done = chosen.export(other, settings)
-    note = f"{reason}; exported is the nearest plan: {words}"
-    return Exported(data=done.data, others=done.others, notes=(note, *done.notes))
+    done = _with_memory_note(chosen.export(other, settings), other)
+    return replace(done, notes=(f"{reason}; exported is the nearest plan: {words}", *done.notes))
+
+
+def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:
+    """The export with a line about memory, if the plan needs more than there is."""
+    first = next(iter(memory_excesses(replayed.plan, replayed.cost)), None)
+    return done if first is None else replace(done, notes=(*done.notes, f"memory: {first}"))
 
 
 def parse_layer_map(text: str) -> dict[str, str | tuple[str, ...]]:

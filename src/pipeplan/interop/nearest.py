@@ -1,21 +1,24 @@
 """The nearest plan that another program can run: equal replicas, an order that it knows.
 
-It keeps the order of the plan's devices. For each number of replicas and of stages it takes groups
-of neighbours as stages, and the cuts that balance the compute time; where the plan has as many
-stages, its own cuts too. The fastest of these is improved by moving single cuts while that helps.
-Every candidate is simulated. This is a search among few plans, not a planner: no bound comes
-with it.
+For each number of replicas and of stages it takes groups of neighbours as stages, in three orders
+of the devices: the plan's, the plan's with the devices of a host kept together, the cluster's. It
+cuts the model into parts of equal work, into parts of equally many layers and, where the plan has
+as many stages, as the plan does. So every grid of equal parts is among the candidates. The best of
+them are improved by moving single cuts while that helps. Plans that fit into memory go before
+others. Every candidate is simulated. This is a search among few plans, not a planner: no bound
+comes with it.
 
 O(L^2 S + candidates * simulation); candidates and simulations are limited.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.checker import memory_excesses
 from pipeplan.errors import PlanFileError
 from pipeplan.interop.exported import CannotExport
 from pipeplan.pipeline import Plan, Schedule, Stage
@@ -27,8 +30,10 @@ __all__ = ["describe", "find_nearest"]
 
 MAX_SHAPES = 200
 """Numbers of replicas and stages that are tried."""
-MAX_MOVES = 2000
+MAX_MOVES = 3000
 """Cuts that are moved on trial."""
+MAX_STARTS = 3
+"""Candidates that are improved."""
 MAX_STEPS = 200_000
 """Layers times stages; with more, each layer counts alike."""
 MAX_SIMULATED_BLOCKS = 40_000_000
@@ -39,47 +44,55 @@ LISTED_STAGES = 16
 def find_nearest(
     replayed: Replayed, accept: Callable[[Replayed], object], rules: Sequence[str] = PORTFOLIO
 ) -> Replayed | None:
-    """The fastest of the candidates that `accept` does not refuse, or None.
+    """The best of the candidates that `accept` does not refuse, or None.
 
     `accept` raises `CannotExport` for a plan that cannot be exported; `rules` are the names of the
     orders that the other program can run.
     """
     search = _Search(replayed, accept, rules)
-    for stages in _candidates(replayed.plan):
-        search.try_stages(stages)
+    tried = [search.try_stages(stages) for stages in _candidates(replayed.plan)]
     if search.best is None:
         return None
-    search.improve()
+    ranked = sorted((trial for trial in tried if trial is not None), key=lambda trial: trial.rank)
+    for trial in ranked[:MAX_STARTS]:
+        search.improve(trial)
     return search.best
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """Simulated stages that can be exported."""
+
+    stages: tuple[Stage, ...]
+    rank: tuple[bool, float]
+    """Whether they need too much memory, and their time; smaller is better."""
+
+
 class _Search:
-    """The fastest plan so far."""
+    """The best plan so far."""
 
     def __init__(
         self, replayed: Replayed, accept: Callable[[Replayed], object], rules: Sequence[str]
     ) -> None:
         self._plan, self._cost = replayed.plan, replayed.cost
         self._accept, self._rules = accept, rules
+        self._best_rank = (True, float("inf"))
+        self._blocks_left, self._moves_left = MAX_SIMULATED_BLOCKS, MAX_MOVES
         self.best: Replayed | None = None
-        self.best_ms = float("inf")
-        self._blocks_left = MAX_SIMULATED_BLOCKS
 
-    def try_stages(self, stages: tuple[Stage, ...]) -> bool:
-        """Simulate these stages; keep them if they are faster and can be exported."""
+    def try_stages(self, stages: tuple[Stage, ...]) -> _Trial | None:
+        """Simulate these stages, and keep them if they are the best; None: they are refused."""
         plan = self._plan
         num_blocks = 2 * len(stages) * plan.microbatches
         self._blocks_left -= num_blocks * len(self._rules)
         if num_blocks > MAX_BLOCKS or (self._blocks_left < 0 and self.best is not None):
-            return False
+            return None
         try:
             costs = self._cost.pipeline_costs(stages)
         except PlanFileError:  # two devices without a path
-            return False
+            return None
         runs = (SCHEDULES[rule](costs, plan.microbatches) for rule in self._rules)
         run = min(runs, key=lambda run: run.iteration_ms)
-        if run.iteration_ms >= self.best_ms:
-            return False
         candidate = replace(
             plan,
             stages=stages,
@@ -87,27 +100,30 @@ class _Search:
             planner=f"{plan.planner}, changed for export",
             predicted=None,
         )
-        replayed = replay_plan(candidate)
-        try:
-            self._accept(replayed)
-        except CannotExport:
-            return False
-        self.best, self.best_ms = replayed, run.iteration_ms
-        return True
+        rank = (bool(memory_excesses(candidate, self._cost)), run.iteration_ms)
+        if rank < self._best_rank:
+            replayed = replay_plan(candidate)
+            try:
+                self._accept(replayed)
+            except CannotExport:
+                return None
+            self.best, self._best_rank = replayed, rank
+        return _Trial(stages=stages, rank=rank)
 
-    def improve(self) -> None:
-        """Move single cuts by one layer while that makes the plan faster."""
-        moves_left, improved = MAX_MOVES, True
-        while improved and self.best is not None:
+    def improve(self, trial: _Trial) -> None:
+        """Move single cuts by one layer while that makes these stages better."""
+        improved = True
+        while improved:
             improved = False
-            for cut in range(len(self.best.plan.stages) - 1):
+            for cut in range(len(trial.stages) - 1):
                 for by in (-1, 1):
-                    moved = _with_cut_moved(self.best.plan.stages, cut, by)
-                    moves_left -= 1
-                    if moves_left < 0:
+                    self._moves_left -= 1
+                    if self._moves_left < 0:
                         return
-                    if moved is not None and self.try_stages(moved):
-                        improved = True
+                    moved = _with_cut_moved(trial.stages, cut, by)
+                    better = None if moved is None else self.try_stages(moved)
+                    if better is not None and better.rank < trial.rank:
+                        trial, improved = better, True
 
 
 def _with_cut_moved(stages: tuple[Stage, ...], cut: int, by: int) -> tuple[Stage, ...] | None:
@@ -125,18 +141,16 @@ def _candidates(plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """The plan's own stages, then those of each number of replicas and stages."""
     recompute = all(stage.recompute for stage in plan.stages)
     yield tuple(replace(stage, shares=None, recompute=recompute) for stage in plan.stages)
-    used = [device for stage in plan.stages for device in stage.devices]
-    unused = [d for d in range(plan.cluster.num_devices) if d not in set(used)]
-    order = used + unused
+    orders = _device_orders(plan)
+    shapes = _shapes(plan, len(orders[0]))
     work_ms = [layer.forward_ms + layer.backward_ms for layer in plan.model.layers]
-    own_cuts = [stage.layers.start for stage in plan.stages] + [plan.model.num_layers]
-    shapes = _shapes(plan, len(order))
     balanced = _BalancedCuts(work_ms, max(num_stages for num_stages, _ in shapes))
+    own_cuts = [stage.layers.start for stage in plan.stages] + [plan.model.num_layers]
     for num_stages, num_replicas in shapes:
-        all_cuts = [balanced.of(num_stages)]
+        all_cuts = [balanced.of(num_stages), _even_cuts(plan.model.num_layers, num_stages)]
         if num_stages == len(plan.stages):
             all_cuts.append(own_cuts)
-        for cuts in all_cuts:
+        for order, cuts in product(orders, all_cuts):
             yield tuple(
                 Stage(
                     layers=range(first, end),
@@ -145,6 +159,24 @@ def _candidates(plan: Plan) -> Iterator[tuple[Stage, ...]]:
                 )
                 for n, (first, end) in enumerate(pairwise(cuts))
             )
+
+
+def _device_orders(plan: Plan) -> list[tuple[int, ...]]:
+    """The plan's devices in its order and then the unused ones; hosts together; the cluster's."""
+    devices = plan.cluster.devices
+    used = dict.fromkeys(device for stage in plan.stages for device in stage.devices)
+    as_planned = (*used, *(d for d in range(len(devices)) if d not in used))
+    first_of: dict[str, int] = {}
+    for place, device in enumerate(as_planned):
+        first_of.setdefault(devices[device].host, place)
+    by_host = tuple(sorted(as_planned, key=lambda device: first_of[devices[device].host]))
+    return list(dict.fromkeys((as_planned, by_host, tuple(range(len(devices))))))
+
+
+def _even_cuts(num_layers: int, num_stages: int) -> list[int]:
+    """Equally many layers in each stage; a remainder goes to the first stages."""
+    size, rest = divmod(num_layers, num_stages)
+    return [n * size + min(n, rest) for n in range(num_stages + 1)]
 
 
 def _shapes(plan: Plan, num_devices: int) -> list[tuple[int, int]]:
@@ -187,7 +219,7 @@ class _BalancedCuts:
     def of(self, num_stages: int) -> list[int]:
         """The cuts from 0 to the number of layers."""
         if num_stages - 1 > len(self._choices):  # too large a case: layers count alike
-            return [self._num_layers * n // num_stages for n in range(num_stages + 1)]
+            return _even_cuts(self._num_layers, num_stages)
         cuts = [self._num_layers]
         for choice in reversed(self._choices[: num_stages - 1]):
             cuts.append(int(choice[cuts[-1]]))

@@ -54,8 +54,10 @@ def require_grid(plan: Plan) -> ReplicaGrid:
             raise CannotExport(f"the replicas of stage {index} have different shares")
     samples, num_replicas = plan.model.microbatch_size, counts[0]
     if samples % num_replicas:
+        each = "1 sample" if samples == 1 else f"{samples} samples"
         raise CannotExport(
-            f"a microbatch of {samples} samples cannot be divided among {num_replicas} replicas"
+            f"a microbatch of {each} cannot be divided among {num_replicas} replicas"
+            " (a larger microbatch_size, or plan --runnable, may help)"
         )
     return ReplicaGrid(
         num_stages=len(counts),
