@@ -8,12 +8,8 @@ from itertools import product
 
 from pipeplan import zoo
 from pipeplan.cluster import Cluster
-from pipeplan.interop.exported import ExportSettings
-from pipeplan.interop.exporting import FORMATS
-from pipeplan.interop.nearest import find_nearest
+from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.planning.door import plan
-from pipeplan.replaying import replay_plan
-from pipeplan.schedules import PORTFOLIO
 
 CLUSTERS = ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g", "random-8")
 MICROBATCHES = (8, 32)
@@ -27,22 +23,16 @@ def without_memory_limits(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=devices)
 
 
-def nearest_ms(best, rules) -> float:
-    accept = FORMATS["grid-plan"].export
-    found = find_nearest(best, lambda each: accept(each, ExportSettings()), rules)
-    return found.plan.iteration_ms
-
-
 def measure() -> list[tuple[float, float, float]]:
     """For each instance the times of any order, 1F1B and the best grid over that of `best`."""
     ratios = []
     for model, cluster, microbatches in product(zoo.MODEL_NAMES, CLUSTERS, MICROBATCHES):
         profile = zoo.model(model, microbatch_size=MICROBATCH_SIZE)
         where = without_memory_limits(zoo.cluster(cluster))
-        best = replay_plan(plan(profile, where, microbatches))
+        best = plan(profile, where, microbatches)
         grid = plan(profile, where, microbatches, planner="grid")
-        times = [nearest_ms(best, PORTFOLIO), nearest_ms(best, ("1f1b",)), grid.iteration_ms]
-        ratios.append(tuple(ms / best.plan.iteration_ms for ms in times))
+        plans = (nearest_grid_plan(best), nearest_grid_plan(best, "1f1b"), grid)
+        ratios.append(tuple(each.iteration_ms / best.iteration_ms for each in plans))
     return ratios
 
 

@@ -89,11 +89,16 @@ def plan_command(
 
             work.tell("writing the report")
             write_report(made, report)
+    _show(made, as_json=as_json, silent=is_stdout(output, report))
+
+
+def _show(made: "Plan", *, as_json: bool, silent: bool) -> None:
+    """Print the plan, and warn where it needs too much memory."""
     if as_json:
         from pipeplan.documents.files import plan_document
 
         print_json(plan_document(made))
-    elif not is_stdout(output, report):
+    elif not silent:
         print_plan(made)
     from pipeplan.checker import memory_excesses
 
@@ -106,7 +111,7 @@ def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
     from pipeplan.interop.grid_plan import nearest_grid_plan
 
     equal = nearest_grid_plan(made, schedule)
-    if equal is not made and made.iteration_ms:
+    if equal.iteration_ms > made.iteration_ms > 0:
         more = 100 * (equal.iteration_ms / made.iteration_ms - 1)
         say(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
     return equal

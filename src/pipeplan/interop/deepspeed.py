@@ -2,7 +2,6 @@
 
 from pipeplan.interop.exported import Exported, ExportSettings
 from pipeplan.interop.replica_grid import (
-    PAIRS_NOTE,
     require_1f1b,
     require_grid,
     require_same_recompute,
@@ -51,9 +50,10 @@ def export_deepspeed(replayed: Replayed, settings: ExportSettings) -> Exported:
     grid = require_grid(plan)
     recompute = require_same_recompute(plan)
     require_1f1b(plan, "DeepSpeed")
-    notes = ["DeepSpeed needs the model as a list with one entry for each layer of the plan"]
-    if grid.num_replicas > 1:
-        notes.append(PAIRS_NOTE)
+    notes = [
+        "DeepSpeed needs the model as a list with one entry for each layer of the plan",
+        *grid.pair_notes,
+    ]
     if recompute:
         notes.append("pass activation_checkpoint_interval to the class: the plan recomputes")
     text = TEMPLATE.format(

@@ -23,7 +23,7 @@ def export_grid_plan(replayed: Replayed, settings: ExportSettings) -> Exported:
 
 
 def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
-    """The fastest plan with equal replicas that is found near a plan; itself if it has them.
+    """The fastest plan with equal replicas that is found near a plan; itself if none is faster.
 
     With `schedule`, its order is that of this rule. The bound of the plan stays: it speaks of all
     plans.
@@ -33,17 +33,14 @@ def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
             f"schedule: {schedule!r} cannot be searched with equal replicas;"
             f" take one of {', '.join(SCHEDULES)}"
         )
-    replayed = replay_plan(plan)
-    try:
-        require_grid(plan)
-    except CannotExport:
-        pass
-    else:
-        return plan
     rules: Sequence[str] = PORTFOLIO if schedule is None else (schedule,)
-    found = find_nearest(replayed, lambda each: require_grid(each.plan), rules)
+    found = find_nearest(replay_plan(plan), lambda each: require_grid(each.plan), rules)
     if found is None:
         raise InfeasibleError("no plan with equally many replicas in each stage exists")
+    is_same = (found.plan.stages, found.plan.schedule) == (plan.stages, plan.schedule)
+    own_order_is_better = schedule is None and found.plan.iteration_ms >= plan.iteration_ms
+    if is_same or (own_order_is_better and _is_grid(plan)):
+        return plan
     predicted = replace(found.plan.require_predicted(), bound=plan.bound)
     return replace(
         found.plan,
@@ -51,3 +48,11 @@ def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
         options={**plan.options, "uniform_replicas": True},
         predicted=predicted,
     )
+
+
+def _is_grid(plan: Plan) -> bool:
+    try:
+        require_grid(plan)
+    except CannotExport:
+        return False
+    return True

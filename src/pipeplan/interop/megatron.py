@@ -10,7 +10,6 @@ from itertools import pairwise
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.layer_roles import Role, layer_roles
 from pipeplan.interop.replica_grid import (
-    PAIRS_NOTE,
     ReplicaGrid,
     require_1f1b,
     require_grid,
@@ -47,7 +46,7 @@ def export_megatron(replayed: Replayed, settings: ExportSettings) -> Exported:
         f"--micro-batch-size {grid.samples_each}",
         f"--global-batch-size {plan.microbatches * plan.model.microbatch_size}",
     ]
-    notes = [PAIRS_NOTE] if grid.num_replicas > 1 else []
+    notes = grid.pair_notes
     if recompute:
         arguments.append("--recompute-granularity full --recompute-method uniform")
         arguments.append("--recompute-num-layers 1")
@@ -79,10 +78,17 @@ def _script(plan: Plan, grid: ReplicaGrid, arguments: list[str]) -> str:
         f"# {title_of(plan, 'Arguments of Megatron-LM')}",
         f"# {num_ranks} ranks, {grid.num_replicas} data-parallel. Ranks run on these devices:",
         *(f"#   {line}" for line in grid.rank_lines),
-        "# Leave out, since the layout replaces them:",
-        *(f"#   {flag}" for flag in CONFLICTING),
+        *(_conflicts() if grid.num_stages > 1 else ()),
         "PIPELINE_ARGS=(",
         *(f"    {argument}" for argument in arguments),
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _conflicts() -> list[str]:
+    """What may not stand beside a layout, as comments."""
+    return [
+        "# Leave out, since the layout replaces them:",
+        *(f"#   {flag}" for flag in CONFLICTING),
+    ]

@@ -14,7 +14,6 @@ from pipeplan.pipeline import Plan, Stage
 from pipeplan.schedules import fixed_codes
 
 __all__ = [
-    "PAIRS_NOTE",
     "ReplicaGrid",
     "has_1f1b_order",
     "require_1f1b",
@@ -41,6 +40,11 @@ class ReplicaGrid:
     """Samples of a microbatch that each replica takes."""
     rank_lines: tuple[str, ...]
     """For people: which device each rank has to run on."""
+
+    @property
+    def pair_notes(self) -> list[str]:
+        """How transfers differ from the plan's, if there are any between replicas."""
+        return [PAIRS_NOTE] if self.num_stages > 1 and self.num_replicas > 1 else []
 
 
 def require_grid(plan: Plan) -> ReplicaGrid:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeplan.interop.exported import Exported, ExportSettings
-from pipeplan.interop.replica_grid import PAIRS_NOTE, require_grid
+from pipeplan.interop.replica_grid import require_grid
 from pipeplan.pipeline import Schedule
 from pipeplan.replaying import Replayed
 
@@ -29,10 +29,9 @@ def export_torch_csv(replayed: Replayed, settings: ExportSettings) -> Exported:
     """The plan's order as a compute-only schedule."""
     plan = replayed.plan
     grid = require_grid(plan)
-    notes = []
+    notes = grid.pair_notes
     if grid.num_replicas > 1:
-        notes.append(f"each of {grid.num_replicas} data-parallel groups runs this schedule")
-        notes.append(PAIRS_NOTE)
+        notes = [f"each of {grid.num_replicas} data-parallel groups runs this schedule", *notes]
     recomputing = [str(n) for n, stage in enumerate(plan.stages) if stage.recompute]
     if recomputing:
         notes.append(f"the file cannot say that stages {', '.join(recomputing)} recompute")

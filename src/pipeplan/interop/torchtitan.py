@@ -9,7 +9,6 @@ from pipeplan.documents.text import excerpt
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.layer_roles import Role, layer_roles
 from pipeplan.interop.replica_grid import (
-    PAIRS_NOTE,
     require_grid,
     require_same_recompute,
     title_of,
@@ -59,7 +58,7 @@ def export_torchtitan(replayed: Replayed, settings: ExportSettings) -> Exported:
     for index, part in enumerate(parts):
         if not part:
             raise CannotExport(f"stage {index} holds no module of torchtitan")
-    notes = [PAIRS_NOTE] if grid.num_replicas > 1 else []
+    notes = grid.pair_notes
     if require_same_recompute(plan):
         notes.append("set activation_checkpoint.mode to full: the plan recomputes")
     csv_name = f"{settings.stem}.csv"
