@@ -489,10 +489,15 @@ def test_the_command_checks_schedules(plan_file, tmp_path, capfd):
     [
         (("--to", "megatrom"), "did you mean 'megatron'?"),
         (("--to", "megatron", "--map", "missing.json"), "missing.json: cannot be read"),
+        (("--to", "csv", "--map", "MAP"), "map: does not apply to csv"),
+        (("--to", "megatron", "--map", "MAP"), "map: 'nothing' is no layer of the model"),
     ],
 )
 def test_the_command_refuses_other_settings(plan_file, capfd, arguments, part):
-    code, out, err = run_command(capfd, "export", plan_file, *arguments)
+    roles = plan_file.with_name("roles.json")
+    roles.write_text('{"nothing": "decoder"}')
+    given = [roles if each == "MAP" else each for each in arguments]
+    code, out, err = run_command(capfd, "export", plan_file, *given)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert part in err

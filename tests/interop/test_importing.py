@@ -1,5 +1,6 @@
 """Files of other programs become models and clusters with exactly their totals, or are refused."""
 
+import gzip
 import json
 import random
 from decimal import Decimal
@@ -27,6 +28,7 @@ from pipeplan.errors import InputError
 from pipeplan.interop.dags import Edge, Node, chain_of
 from pipeplan.interop.imported import ImportSettings
 from pipeplan.interop.importing import READERS, import_text, recognise
+from pipeplan.interop.source_text import read_text
 
 CLUSTERS = {"nvidia-topo", "nccl", "matrix-csv"}
 
@@ -346,6 +348,7 @@ def test_matrices():
         (json.dumps(trace() | {"traceEvents": []}), "neither annotations"),
         (TRACE.replace('"dur": 100', '"dur": -1', 1), "dur: -1 is not within"),
         (TRACE.replace('"Input Dims"', '"Dims"'), "record_shapes=True"),
+        (TRACE.replace('["float"]', '["float1024"]'), "the size of type 'float1024' is not known"),
         (TRACE.replace('"name": "b"', '"name": "c"', 1), "runs 2 times"),
         ('{"traceEvents": 5}', "no trace of torch's profiler"),
     ],
@@ -398,6 +401,7 @@ def outcome(text: str, source_format: str) -> str:
         (PIPEDREAM.encode()[:300], "line 3: is neither a node nor an edge"),
         (PIPER.encode()[:500], "is not JSON"),
         (b"\x00" * 100, "no format"),
+        (gzip.compress(PIPEDREAM.encode())[:60], "is packed by gzip, but damaged"),
     ],
 )
 def test_the_command_refuses_in_one_line(tmp_path, capfd, data, part):
@@ -411,6 +415,15 @@ def test_the_command_refuses_in_one_line(tmp_path, capfd, data, part):
     assert not output.exists()
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_large_files_are_refused_unpacked_too(tmp_path, monkeypatch, pack):
+    monkeypatch.setattr("pipeplan.interop.source_text.MAX_JSON_BYTES", 1000)
+    source = tmp_path / "large"
+    source.write_bytes(pack(b"node1 -- " * 1000))
+    with pytest.raises(InputError, match="is larger than 0.001 MB"):
+        read_text(str(source))
+
+
 def test_the_command_writes_models_and_clusters(tmp_path, capfd):
     source, output = tmp_path / "gnmt.txt", tmp_path / "out.model.json"
     source.write_text("\ufeff" + PIPEDREAM)
@@ -419,6 +432,10 @@ def test_the_command_writes_models_and_clusters(tmp_path, capfd):
     assert out == f"{output}: model of 7 layers, 20.439 ms a microbatch, 0.1996 GB of parameters\n"
     assert err == "pipeplan: note: input nodes cost nothing: 'node2' had times or parameters\n"
     assert read_model(output).name == "gnmt"
+    source.write_bytes(gzip.compress(PIPEDREAM.encode()))
+    again = tmp_path / "again.model.json"
+    run_command(capfd, "import", source, "-o", again, "--microbatch-size", 64)
+    assert again.read_bytes() == output.read_bytes()
     source.write_text(NVIDIA_TOPO)
     arguments = ("--from", "nvidia-topo", "--assume", "NV=25,SYS=9", "--name", "mine")
     code, out, err = run_command(capfd, "import", source, "-o", output, *arguments)

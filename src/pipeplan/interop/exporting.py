@@ -33,13 +33,15 @@ class Format:
     export: Exporter
     rules: tuple[str, ...] = PORTFOLIO
     """The orders that the program can run, for the nearest plan."""
+    takes_map: bool = False
+    """Whether it needs to know what the layers are."""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "torch-csv": Format(export=export_torch_csv),
-        "torchtitan": Format(export=export_torchtitan),
-        "megatron": Format(export=export_megatron, rules=("1f1b",)),
+        "torchtitan": Format(export=export_torchtitan, takes_map=True),
+        "megatron": Format(export=export_megatron, rules=("1f1b",), takes_map=True),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
         "grid-plan": Format(export=export_grid_plan),
         "csv": Format(export=export_timeline_csv),
@@ -59,9 +61,12 @@ def export_plan(
     if target not in FORMATS:
         raise InputError(f"to: {target!r} is no format{nearest(target, FORMATS)}")
     chosen = FORMATS[target]
+    if settings.layer_map and not chosen.takes_map:
+        raise InputError(f"map: does not apply to {target}; leave it out")
     replayed = replay_plan(plan)
     try:
-        return _with_memory_note(chosen.export(replayed, settings), replayed)
+        done = _with_memory_note(chosen.export(replayed, settings), replayed)
+        return replace(done, notes=(*done.notes, *replayed.warnings))
     except CannotExport as problem:
         reason = str(problem)
     other = find_nearest(replayed, lambda each: chosen.export(each, settings), chosen.rules)
@@ -76,8 +81,8 @@ def export_plan(
 
 def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:
     """The export with a line about memory, if the plan needs more than there is."""
-    first = next(iter(memory_excesses(replayed.plan, replayed.cost)), None)
-    return done if first is None else replace(done, notes=(*done.notes, f"memory: {first}"))
+    excesses = memory_excesses(replayed.plan, replayed.cost)
+    return replace(done, notes=(*done.notes, *(f"memory: {each}" for each in excesses[:1])))
 
 
 def parse_layer_map(text: str) -> dict[str, str | tuple[str, ...]]:

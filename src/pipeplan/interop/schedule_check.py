@@ -69,8 +69,8 @@ def read_schedule(text: str, num_stages: int) -> Schedule:
             raise ScheduleError(f"rank {rank}: stage {stages[0]} is on another rank already")
         orders[stages[0]] = [action for action in row if "_" not in action.kind]
     if sorted(orders) != list(range(num_stages)):
-        found = ", ".join(map(str, sorted(orders)[:8]))
-        raise ScheduleError(f"has the stages {found}, and the plan 0..{num_stages - 1}")
+        found = ", ".join(map(str, sorted(orders)[:8])) or "none"
+        raise ScheduleError(f"has the stages {found}; the plan has 0..{num_stages - 1}")
     blocks = [_blocks(orders[stage], stage) for stage in range(num_stages)]
     num_microbatches = 1 + max((b.microbatch for order in blocks for b in order), default=-1)
     for stage, order in enumerate(blocks):

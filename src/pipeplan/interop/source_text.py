@@ -1,9 +1,11 @@
 """The text of a foreign file, and the numbers in it, with errors that say where."""
 
 import csv
+import gzip
 import io
 import re
 import sys
+import zlib
 from pathlib import Path
 
 from pipeplan.documents.limits import MAX_JSON_BYTES
@@ -14,6 +16,7 @@ from pipeplan.errors import InputError
 __all__ = ["csv_rows", "number_in", "read_text", "whole_number_in"]
 
 BYTE_ORDER_MARK = "\ufeff"
+GZIP = b"\x1f\x8b"
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 WHOLE_NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
 LONGEST_NUMBER = 400
@@ -34,6 +37,7 @@ def read_text(path: str) -> str:
         raise InputError(f"{name}: cannot be read: {reason}") from None
     except ValueError:  # a null character in the path
         raise InputError(f"{name!r}: cannot be read: no file has such a name") from None
+    data = _unpacked(data, name)
     if len(data) > MAX_JSON_BYTES:
         raise InputError(
             f"{name}: is larger than {MAX_JSON_BYTES / 1e6:g} MB, the limit for such a file"
@@ -47,6 +51,17 @@ def read_text(path: str) -> str:
     if not text.strip():
         raise InputError(f"{name}: is empty")
     return text
+
+
+def _unpacked(data: bytes, name: str) -> bytes:
+    """The bytes, unpacked if they are packed by gzip, as traces of torch often are."""
+    if not data.startswith(GZIP):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            return file.read(MAX_JSON_BYTES + 1)
+    except (OSError, EOFError, zlib.error):
+        raise InputError(f"{name}: is packed by gzip, but damaged") from None
 
 
 def number_in(text: str, where: str) -> float:

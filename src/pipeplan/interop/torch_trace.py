@@ -36,9 +36,12 @@ TYPE_BYTES = {
     "float": 4,
     "c10::Half": 2,
     "c10::BFloat16": 2,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
 }
+WITHOUT_GRADIENT = ("long int", "int", "short int", "signed char", "unsigned char", "bool")
 NOTES = (
     "activation_bytes are unknown, so those of the output are taken",
     "a tensor that skips over layers is not seen in output_bytes",
@@ -210,13 +213,15 @@ def _input_bytes(event: Event) -> float:
         raise InputError(
             f"operator {excerpt(event.name)} has no shapes; record them with record_shapes=True"
         )
-    return float(
-        sum(
-            TYPE_BYTES.get(kind, 0) * math.prod(dims)
-            for kind, dims in zip(event.types, event.shapes, strict=False)
-            if dims or kind in TYPE_BYTES
-        )
-    )
+    num_bytes = 0
+    for kind, dims in zip(event.types, event.shapes, strict=False):
+        if kind in TYPE_BYTES:
+            num_bytes += TYPE_BYTES[kind] * math.prod(dims)
+        elif dims and kind not in WITHOUT_GRADIENT:
+            raise InputError(
+                f"operator {excerpt(event.name)}: the size of type {excerpt(kind)} is not known"
+            )
+    return float(num_bytes)
 
 
 def _profile(name: str, layer: _Layer, num_steps: int, *, is_last: bool) -> LayerProfile:
