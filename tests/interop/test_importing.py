@@ -420,7 +420,7 @@ def test_large_files_are_refused_unpacked_too(tmp_path, monkeypatch, pack):
     monkeypatch.setattr("pipeplan.interop.source_text.MAX_JSON_BYTES", 1000)
     source = tmp_path / "large"
     source.write_bytes(pack(b"node1 -- " * 1000))
-    with pytest.raises(InputError, match="is larger than 0.001 MB"):
+    with pytest.raises(InputError, match=r"is larger than 0\.001 MB"):
         read_text(str(source))
 
 
