@@ -13,7 +13,7 @@ O(L^2 S + candidates * simulation); candidates and simulations are limited.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ MAX_STEPS = 200_000
 """Layers times stages; with more, each layer counts alike."""
 MAX_SIMULATED_BLOCKS = 40_000_000
 """A few seconds of simulation."""
+MAX_PLACED_DEVICES = 1_000_000
+"""Devices of all candidates together; a few seconds, too."""
+FEWEST_CANDIDATES = 20
 LISTED_STAGES = 16
 
 
@@ -50,7 +53,9 @@ def find_nearest(
     orders that the other program can run.
     """
     search = _Search(replayed, accept, rules)
-    tried = [search.try_stages(stages) for stages in _candidates(replayed.plan)]
+    num_candidates = max(FEWEST_CANDIDATES, MAX_PLACED_DEVICES // replayed.plan.cluster.num_devices)
+    candidates = islice(_candidates(replayed.plan), num_candidates)
+    tried = [search.try_stages(stages) for stages in candidates]
     if search.best is None:
         return None
     ranked = sorted((trial for trial in tried if trial is not None), key=lambda trial: trial.rank)
@@ -61,7 +66,7 @@ def find_nearest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """Simulated stages that can be exported."""
+    """Stages that were simulated."""
 
     stages: tuple[Stage, ...]
     rank: tuple[bool, float]
@@ -77,7 +82,8 @@ class _Search:
         self._plan, self._cost = replayed.plan, replayed.cost
         self._accept, self._rules = accept, rules
         self._best_rank = (True, float("inf"))
-        self._blocks_left, self._moves_left = MAX_SIMULATED_BLOCKS, MAX_MOVES
+        self._blocks_left = MAX_SIMULATED_BLOCKS
+        self._moves_left = min(MAX_MOVES, MAX_PLACED_DEVICES // replayed.plan.cluster.num_devices)
         self.best: Replayed | None = None
 
     def try_stages(self, stages: tuple[Stage, ...]) -> _Trial | None:
