@@ -107,7 +107,7 @@ PLANNING_OPTIONS = {
 }
 
 COMMANDS = {
-    "check": {"plan", "--strict-memory", "--json"},
+    "check": {"plan", "--strict-memory", "--schedule", "--json"},
     "compare": {
         "model",
         "cluster",
@@ -120,7 +120,17 @@ COMMANDS = {
         *PLANNING_OPTIONS,
     },
     "demo": {"-o", "--output"},
+    "export": {"plan", "--to", "-o", "--output", "--map", "--nearest"},
     "export-checkpoint": {"directory", "-o", "--output"},
+    "import": {
+        "file",
+        "--from",
+        "-o",
+        "--output",
+        "--name",
+        "--microbatch-size",
+        "--assume",
+    },
     "plan": {
         "model",
         "cluster",
@@ -128,6 +138,7 @@ COMMANDS = {
         "--microbatches",
         "--planner",
         "--schedule",
+        "--uniform-replicas",
         *PLANNING_OPTIONS,
         "--time-limit",
         "--report",
@@ -278,6 +289,7 @@ ROOMS = [
     {"planning.comparison", "planning.global_batch", "planning.sweep", "planning.whatif"},
     {"planning.suggestions"},
     {"report"},
+    {"interop"},
     {"splitting"},
     {"runtime"},
     {"run"},

@@ -3,7 +3,9 @@
 import click
 
 from pipeplan.commands.compare import compare_command
+from pipeplan.commands.export import export_command
 from pipeplan.commands.export_checkpoint import export_checkpoint_command
+from pipeplan.commands.import_files import import_command
 from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
 from pipeplan.commands.report import plot_command, report_command, trace_command
@@ -28,7 +30,9 @@ for command in (
     check_command,
     compare_command,
     demo_command,
+    export_command,
     export_checkpoint_command,
+    import_command,
     plan_command,
     plot_command,
     report_command,

@@ -33,6 +33,11 @@ DEFAULT_MICROBATCHES = 16
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @planning_options
 @click.option(
+    "--uniform-replicas",
+    is_flag=True,
+    help="Equally many replicas in each stage, as other frameworks need them.",
+)
+@click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
 )
 @click.option("--time-limit", type=float, help="Seconds after which to stop searching.")
@@ -46,6 +51,7 @@ def plan_command(
     global_batch: int | None,
     planner: str,
     schedule: str | None,
+    uniform_replicas: bool,
     seed: int,
     time_limit: float | None,
     output: str | None,
@@ -86,6 +92,8 @@ def plan_command(
             if not output:
                 raise
             raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
+        if uniform_replicas:
+            made = _with_uniform_replicas(made, schedule)
         if output:
             write_plan(made, output)
         if report:
@@ -93,11 +101,16 @@ def plan_command(
 
             work.tell("writing the report")
             write_report(made, report)
+    _show(made, as_json=as_json, silent=is_stdout(output, report))
+
+
+def _show(made: "Plan", *, as_json: bool, silent: bool) -> None:
+    """Print the plan, and warn where it needs too much memory."""
     if as_json:
         from pipeplan.documents.files import plan_document
 
         print_json(plan_document(made))
-    elif not is_stdout(output, report):
+    elif not silent:
         print_plan(made)
     _warn_of_memory(made)
 
@@ -137,6 +150,17 @@ def _warn_of_memory(plan: "Plan") -> None:
     excess = memory_warning(plan)
     if excess:
         say(f"warning: {excess}")
+
+
+def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
+    """The nearest plan with equal replicas; its price is said on stderr."""
+    from pipeplan.interop.grid_plan import nearest_grid_plan
+
+    equal = nearest_grid_plan(made, schedule)
+    if equal.iteration_ms > made.iteration_ms > 0:
+        more = 100 * (equal.iteration_ms / made.iteration_ms - 1)
+        say(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
+    return equal
 
 
 def _save_interrupted(plan: "Plan", output: str) -> str:
