@@ -136,7 +136,8 @@ def test_traces_and_watchdog_follow_the_device():
     start_s = timing._start_s
     spans = [
         (e.name, e.category, round(e.start_s - start_s, 6), round(e.end_s - start_s, 6))
-        for e in timing.events()
+        for times in timing.times()
+        for e in times.events()
     ]
     assert spans == [
         *(("F0", "wait", 0.0, 1.0), ("F0", "forward", 1.0, 2.0)),

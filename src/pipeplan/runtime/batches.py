@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["Whole", "as_call", "find_leaves", "mark_rows", "num_rows", "select_rows"]
+__all__ = ["Whole", "as_call", "as_range", "find_leaves", "mark_rows", "num_rows", "select_rows"]
 
 PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -139,9 +139,15 @@ def select_rows(value: Any, rows: Sequence[int], device: torch.device | None) ->
 
     Without a device, tensors stay where they are.
     """
+    return _select(value, as_range(rows), device)
+
+
+def as_range(rows: Sequence[int]) -> Sequence[int]:
+    """The same rows, as a range if they are consecutive."""
+    if isinstance(rows, range) or not rows:
+        return rows
     start, stop = rows[0], rows[-1] + 1
-    is_consecutive = list(rows) == list(range(start, stop))
-    return _select(value, range(start, stop) if is_consecutive else rows, device)
+    return range(start, stop) if list(rows) == list(range(start, stop)) else rows
 
 
 def _select(value: Any, rows: Sequence[int], device: torch.device | None) -> Any:

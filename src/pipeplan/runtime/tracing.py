@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
@@ -24,7 +25,7 @@ from pipeplan.report.trace_events import (
     name_track,
 )
 
-__all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
+__all__ = ["ALL_REDUCE", "BlockTimes", "Event", "RankTrace", "write_trace"]
 
 MS_IN_S = 1e3
 TRACKS = ("predicted", "ran", "waited")
@@ -41,6 +42,23 @@ class Event:
     category: str
     start_s: float
     end_s: float
+
+
+class BlockTimes(NamedTuple):
+    """When a block waited and ran; cheaper to make than its events."""
+
+    block: Block
+    wait_s: float
+    run_s: float
+    end_s: float
+
+    def events(self) -> tuple[Event, Event]:
+        """Its waiting and its running."""
+        name = block_name(self.block)
+        return (
+            Event(name, WAIT, self.wait_s, self.run_s),
+            Event(name, CATEGORIES[self.block.kind], self.run_s, self.end_s),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

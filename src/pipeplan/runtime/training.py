@@ -23,9 +23,10 @@ from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
+from pipeplan.runtime.exchange.rank_tree import RankTree, make_sum
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
-from pipeplan.runtime.execution import Function, LossTerms
+from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
     ParameterGroups,
@@ -53,7 +54,7 @@ from pipeplan.runtime.supervision.meeting import meeting_ranks, open_store
 from pipeplan.runtime.supervision.run_agreement import agree_on_run
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
-from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
+from pipeplan.runtime.tracing import ALL_REDUCE, BlockTimes, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
 from pipeplan.runtime.verification.nan_note import NanNote
@@ -161,7 +162,9 @@ class Pipeline(SavedTraining):
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._batch_rows = 0
-        self._events: list[Event] = []
+        self._times: list[BlockTimes] = []
+        self._reduced: Event | None = None
+        """The last all-reduce of gradients."""
         self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
 
@@ -197,6 +200,7 @@ class Pipeline(SavedTraining):
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
+        self._order = tuple(self.plan.schedule[self.stage]) if self.stage >= 0 else ()
         self._router = RowRouter(self.plan, self._placement.ranks, self.stage, self.replica)
         self._agreement = BatchAgreement(
             self.rank,
@@ -209,6 +213,8 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
+        tree = RankTree.of(self.rank, placement.ranks, dist.get_world_size())
+        self._sum = make_sum(tree, self._transport)
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
@@ -272,18 +278,17 @@ class Pipeline(SavedTraining):
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
             with replica.runner.sharing_casts():
-                blocks.run(self.plan.schedule[self.stage])
+                blocks.run(self._order)
         if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
-            self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+            self._reduced = Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter())
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
-        self._updater.update(stats, weight, applies=update)
-        loss = self._take_stats(stats)
+        loss = self._take_sums(self._updater.update(stats, weight, self._sum, applies=update))
         self._transport.synchronize()
         self._count(self._batch_rows, is_step=update)
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
@@ -295,12 +300,11 @@ class Pipeline(SavedTraining):
             replica = blocks.replica
             share_statistics(replica.module.model, replica.group, replica.ranks)
             with replica.runner.evaluating():
-                order = self.plan.schedule[self.stage]
-                blocks.run([block for block in order if block.kind is Kind.FORWARD])
+                blocks.run([block for block in self._order if block.kind is Kind.FORWARD])
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
-        dist.all_reduce(stats)
-        return self._take_stats(stats)
+        self._sum.start(stats)
+        return self._take_sums(self._sum.finish())
 
     def _begin(
         self, batch: Any, targets: Any, mode: Mode
@@ -313,7 +317,7 @@ class Pipeline(SavedTraining):
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
         self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
         self._watchdog.batch_key = agreed.key
-        self._batch_rows, self._events = agreed.rows, []
+        self._batch_rows, self._times, self._reduced = agreed.rows, [], None
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -338,7 +342,7 @@ class Pipeline(SavedTraining):
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
-            rows=routing.rows,
+            rows=routing.ranges,
             num_rows=rows,
             call=call,
             targets=targets,
@@ -348,15 +352,16 @@ class Pipeline(SavedTraining):
             stats=stats,
             watchdog=self._watchdog,
             timing=DeviceTiming(self._transport.streams),
-            events=self._events,
+            times=self._times,
         )
 
-    def _take_stats(self, stats: torch.Tensor) -> float:
-        loss, *numbers = stats.tolist()
+    def _take_sums(self, sums: list[float]) -> float:
+        """The loss, of the sums over all ranks."""
+        loss, *numbers = sums
         if self._is_last and not self.replica and self._replica is not None:
             self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
-        return float(loss)
+        return loss
 
     # ------------------------------------------------------------------ the rest
 
@@ -365,13 +370,16 @@ class Pipeline(SavedTraining):
 
         All ranks have to call it. Rank 0 writes.
         """
+        events = [event for times in self._times for event in times.events()]
+        if self._reduced is not None:
+            events.append(self._reduced)
         trace = RankTrace(
             rank=self.rank,
             stage=self.stage,
             replica=self.replica,
             zero_s=self._zero_s,
             start_s=self._start_s,
-            events=tuple(self._events),
+            events=tuple(events),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         with in_collective(self._watchdog, "write_trace"):

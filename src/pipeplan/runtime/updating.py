@@ -15,6 +15,7 @@ from torch import nn
 
 from pipeplan.errors import NonFiniteLossError, RuntimeMismatchError
 from pipeplan.runtime.accumulation import Accumulation
+from pipeplan.runtime.exchange.rank_tree import NumberSum
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
 
@@ -66,36 +67,32 @@ class Updater:
         """What the last stage multiplies the gradient of a batch's mean loss by."""
         return self.scaler.scale * self.accumulation.factor(weight)
 
-    def update(self, stats: torch.Tensor, weight: float, *, applies: bool) -> None:
-        """Sum the loss and metrics over ranks, clip, and step the optimizer.
+    def update(
+        self, stats: torch.Tensor, weight: float, summing: NumberSum, *, applies: bool
+    ) -> list[float]:
+        """Clip, step the optimizer, and return the loss and metrics of all ranks.
 
         Args:
-            stats: the loss and metrics of this rank; afterwards of all ranks.
+            stats: the loss and metrics of this rank.
             weight: the batch's weight on one rank, 0 on all others.
-            applies: whether the optimizer steps, or gradients are kept for the next step.
+            summing: sums numbers over all ranks.
+            applies: whether the optimizer steps, or gradients are kept for the next step. All
+                ranks have agreed on it (`batch_agreement`).
         """
         needs_sums, needs_norm = self._needs_sums(), self._needs_norm()
-        own = stats.new_zeros(3)
-        own[0], own[1] = weight, float(applies)
-        if applies and needs_norm:
-            own[2] = self._sum_squares(stats)
-        joined = torch.cat([stats, own])
-        work = dist.all_reduce(joined, async_op=True)
+        squares = self._sum_squares(stats) if applies and needs_norm else 0.0
+        summing.start(_with_numbers(stats, weight, squares))
         if applies and not needs_sums:
             self._step()  # while the sums are under way
-        if work is not None:
-            work.wait()
-        stats.copy_(joined[:-3])
-        total_weight, num_applying, squares = joined[-3:].tolist()
-        _require_agreement(num_applying)
-        self._note_loss(float(stats[0]))
+        *summed, total_weight, squares = summing.finish()
+        self._note_loss(summed[0])
         self.accumulation.add(total_weight)
         self.gradient_norm, self.is_skipped = None, False
-        if not applies:
-            return
-        if needs_sums:
-            self._step_by(math.sqrt(squares) if needs_norm else None)
-        self.reset()
+        if applies:
+            if needs_sums:
+                self._step_by(math.sqrt(squares) if needs_norm else None)
+            self.reset()
+        return summed
 
     def reset(self) -> None:
         """Forget the batches since the last update."""
@@ -182,10 +179,9 @@ class Updater:
             self.optimizer.step()
 
 
-def _require_agreement(num_applying: float) -> None:
-    """Refuse ranks that disagree on whether this step updates the model."""
-    num_ranks = dist.get_world_size()
-    if num_applying not in (0, num_ranks):
-        raise RuntimeMismatchError(
-            f"update: is True on {num_applying:.0f} of {num_ranks} ranks; give all the same"
-        )
+def _with_numbers(stats: torch.Tensor, *numbers: torch.Tensor | float) -> torch.Tensor:
+    """These numbers behind the others, where the others are."""
+    if stats.device.type == "cpu":
+        return torch.tensor([*stats.tolist(), *map(float, numbers)], dtype=stats.dtype)
+    own = [torch.as_tensor(number, dtype=stats.dtype, device=stats.device) for number in numbers]
+    return torch.cat([stats, torch.stack(own)])

@@ -3,9 +3,9 @@
 A message is a header and tensors. The header is a block of bytes of fixed size, so a receive for it
 can be posted before anybody knows what comes::
 
-    byte 0        0: as forecast, nothing follows   1: other contents, described as text
-    bytes 4-7     the length of the text
-    bytes 8-255   the text, if it fits; a longer text is a message of its own
+    bytes 0-7      zero: as forecast, nothing follows; else: other contents, described as text
+    bytes 8-11     the length of the text
+    bytes 12-255   the text, if it fits; a longer text is a message of its own
 
 The text holds the shape and type of each tensor, whether it has a gradient, and the template: the
 nesting of tuples, lists and dicts with all plain values. Contents are compared as text, so that
@@ -35,8 +35,12 @@ __all__ = [
 ]
 
 HEADER_BYTES = 256
-TEXT_START = 8
-LENGTH = slice(4, TEXT_START)
+MARK = b"?" * 8
+"""Read as a number of any type, it is not zero, and no subnormal that a processor may flush."""
+TEXT_START = 12
+LENGTH = slice(len(MARK), TEXT_START)
+COMMON_TEMPLATES = tuple((template, json.dumps(template)) for template in (["tensor", 0], [0]))
+"""One tensor, and the gradient of one tensor; with their texts."""
 AS_FORECAST = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
 """The header of a message that carries what both ends expect."""
 
@@ -104,7 +108,20 @@ def describe(
                 " dense tensors cross a cut, so call to_dense() in the layer"
             )
         kinds.append(TensorKind(shape[1:], tensor.dtype, has_gradient))
-    return Contents(tuple(kinds), json.dumps(template))
+    return _contents(tuple(kinds), _text_of(template))
+
+
+@lru_cache(maxsize=1024)
+def _contents(kinds: tuple[TensorKind, ...], template: str) -> Contents:
+    """One object for equal contents, so that they are compared fast."""
+    return Contents(kinds, template)
+
+
+def _text_of(template: Any) -> str:
+    for common, text in COMMON_TEMPLATES:
+        if template == common:
+            return text
+    return json.dumps(template)
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +135,7 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
     entries = [[list(kind.shape), str(kind.dtype), kind.has_gradient] for kind in contents.kinds]
     text = json.dumps([entries, contents.template]).encode()
     header = bytearray(HEADER_BYTES)
-    header[0] = 1
+    header[: len(MARK)] = MARK
     header[LENGTH] = len(text).to_bytes(TEXT_START - LENGTH.start, "little")
     if len(text) <= HEADER_BYTES - TEXT_START:
         header[TEXT_START : TEXT_START + len(text)] = text
@@ -132,11 +149,12 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
 def read_header(header: torch.Tensor) -> tuple[bool, int, Contents | None]:
     """Whether the message is as forecast; else the length of its text; and the contents if known.
 
-    The contents are None if the text is a message of its own.
+    The contents are None if the text is a message of its own. The header may be the beginning of a
+    buffer of any type.
     """
     if not header[0].item():
         return True, 0, None
-    data = bytes(header[:HEADER_BYTES].tolist())
+    data = bytes(header.view(torch.uint8)[:HEADER_BYTES].tolist())
     length = int.from_bytes(data[LENGTH], "little")
     if length > HEADER_BYTES - TEXT_START:
         return False, length, None
@@ -151,4 +169,4 @@ def decode(text: bytes) -> Contents:
         TensorKind(tuple(shape), getattr(torch, dtype.removeprefix("torch.")), has_gradient)
         for shape, dtype, has_gradient in entries
     ]
-    return Contents(tuple(kinds), template)
+    return _contents(tuple(kinds), template)

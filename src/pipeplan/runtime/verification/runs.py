@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.verification.layer_records import LayerCall, LayerRecorder, Noted, note
 from pipeplan.runtime.verification.same_randomness import Draw, SameRandomness
 from pipeplan.splitting.layout import LayoutKind

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.verification.runs import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
