@@ -195,7 +195,10 @@ def test_a_gradient_that_somebody_replaced_is_taken_over(other):
     (parameter,) = parameters = make_parameters(2)
     reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)])
     reducer.begin()
+    backward(parameter)
     view = parameter.grad
+    reducer.finish()
+    reducer.begin()
     parameter.grad = None  # then autograd makes a tensor of its own
     backward(parameter)
     assert parameter.grad is view

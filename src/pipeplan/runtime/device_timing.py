@@ -39,6 +39,11 @@ class DeviceTiming:
         self._start = streams.mark()
         self._spans: list[_Span] = []
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the device runs behind its host."""
+        return self._start is not None
+
     def mark(self) -> Mark | None:
         """Mark this place of the computing stream; None on a CPU."""
         return self._streams.mark()

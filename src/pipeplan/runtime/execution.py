@@ -29,6 +29,7 @@ from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["StageRunner"]
 
+NOTHING = contextlib.nullcontext()
 SMALL_BYTES = 65_536
 """Smaller tensors are copied where a larger one would share its memory."""
 
@@ -142,7 +143,7 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
         state = self._save_state()
-        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
+        with self._grad_mode():
             output = self._run(carried, call, seed)
         self._learn_changes(state)
         tensors, shape = take_tensors(output, self._where)
@@ -172,7 +173,7 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
         state = self._save_state()
-        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
+        with self._grad_mode():
             loss, stats = self._run_loss(carried, call, seed)
         self._learn_changes(state)
         roots = [] if self._recompute else _roots([loss])
@@ -222,6 +223,13 @@ class StageRunner:
             gradients.append(tensor.grad)
             tensor.grad = None
         return gradients
+
+    def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, a first forward runs with or without gradients, as it should."""
+        is_enabled = not self._evaluates and not self._recompute
+        if torch.is_grad_enabled() is is_enabled:
+            return NOTHING
+        return torch.set_grad_enabled(is_enabled)
 
     def _keep(self, microbatch: int, kept: _Kept) -> None:
         if not self._evaluates:
@@ -333,7 +341,7 @@ class StageRunner:
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._amp_dtype is None:
-            return contextlib.nullcontext()
+            return NOTHING
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
 
 

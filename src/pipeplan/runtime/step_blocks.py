@@ -55,13 +55,13 @@ class StepBlocks:
         """Run these blocks; blocks without rows on this rank are left out."""
         order = [block for block in order if self.rows[block.microbatch]]
         exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
-        wait_s = clock()
+        has_marks, wait_s = self.timing.is_needed, clock()
         for block, following in zip_longest(order, order[1:]):
             enter(State.WAITING, block)
             arrival = exchange.take(block)
             if following is not None:
                 exchange.post(following)
-            run_s, begun = clock(), self.timing.mark()
+            run_s, begun = clock(), self.timing.mark() if has_marks else None
             enter(State.COMPUTING, block)
             if block.kind is Kind.FORWARD:
                 self._run_forward(block.microbatch, arrival)

@@ -30,6 +30,7 @@ __all__ = [
     "TensorKind",
     "describe",
     "encode_header",
+    "is_as_forecast",
     "parse_template",
     "read_header",
 ]
@@ -146,13 +147,18 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
     )
 
 
+def is_as_forecast(header: torch.Tensor) -> bool:
+    """Whether a message carries what both ends expect."""
+    return not header[0].item()
+
+
 def read_header(header: torch.Tensor) -> tuple[bool, int, Contents | None]:
     """Whether the message is as forecast; else the length of its text; and the contents if known.
 
     The contents are None if the text is a message of its own. The header may be the beginning of a
     buffer of any type.
     """
-    if not header[0].item():
+    if is_as_forecast(header):
         return True, 0, None
     data = bytes(header.view(torch.uint8)[:HEADER_BYTES].tolist())
     length = int.from_bytes(data[LENGTH], "little")
