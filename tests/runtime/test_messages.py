@@ -227,7 +227,7 @@ def test_both_ends_forget_the_same_key():
 def test_headers_carry_texts_of_any_length(length):
     contents = describe([torch.zeros(2, 3)], [True], ["plain", "ü" * length], 2, 0)
     header, text = encode_header(contents)
-    is_as_forecast, num_bytes, found = read_header(header)
+    is_as_forecast, num_bytes, found = read_header(bytes(header.tolist()))
     assert not is_as_forecast
     if text is None:
         assert found == contents

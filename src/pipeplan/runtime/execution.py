@@ -142,18 +142,18 @@ class StageRunner:
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
-        state = self._save_state()
+        state = self._save_state() if self._recompute else None
         with self._grad_mode():
             output = self._run(carried, call, seed)
-        self._learn_changes(state)
+        if state is not None:
+            self._learn_changes(state)
         tensors, shape = take_tensors(output, self._where)
-        roots = [] if self._recompute else _roots(tensors)
-        again = call if self._recompute else None
         extra = self._take_extra(row_share)
-        self._keep(
-            microbatch,
-            _Kept(carried, roots, None, again, seed, extra, row_share * gradient_scale, state),
-        )
+        if not self._evaluates:
+            roots = [] if self._recompute else _roots(tensors)
+            again = call if self._recompute else None
+            scale = row_share * gradient_scale
+            self._kept[microbatch] = _Kept(carried, roots, None, again, seed, extra, scale, state)
         return tensors, shape
 
     def forward_last(
@@ -172,18 +172,20 @@ class StageRunner:
         """The loss and the metrics of these rows, times the rows' share of the batch's weight."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
-        state = self._save_state()
+        state = self._save_state() if self._recompute else None
         with self._grad_mode():
             loss, stats = self._run_loss(carried, call, seed)
-        self._learn_changes(state)
-        roots = [] if self._recompute else _roots([loss])
-        scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
-        again = call if self._recompute else None
+        if state is not None:
+            self._learn_changes(state)
         extra = self._take_extra(row_share)
-        self._keep(
-            microbatch,
-            _Kept(carried, roots, [scale], again, seed, extra, row_share * gradient_scale, state),
-        )
+        if not self._evaluates:
+            roots = [] if self._recompute else _roots([loss])
+            again = call if self._recompute else None
+            first = torch.full_like(loss, share * gradient_scale if share else 1.0)
+            scale = row_share * gradient_scale
+            self._kept[microbatch] = _Kept(
+                carried, roots, [first], again, seed, extra, scale, state
+            )
         return stats
 
     def have_gradient(self, tensors: list[torch.Tensor]) -> list[bool]:
@@ -231,21 +233,17 @@ class StageRunner:
             return NOTHING
         return torch.set_grad_enabled(is_enabled)
 
-    def _keep(self, microbatch: int, kept: _Kept) -> None:
-        if not self._evaluates:
-            self._kept[microbatch] = kept
-
     def _save_state(self) -> ModuleState | None:
         """What the modules remember that a forward changes; None if no forward will run again."""
-        if not self._recompute or self._evaluates:
+        if self._evaluates:
             return None
         modules = self._module.model.modules() if self._changing is None else self._changing
         self._front = ModuleState(modules)
         return self._front
 
-    def _learn_changes(self, state: ModuleState | None) -> None:
+    def _learn_changes(self, state: ModuleState) -> None:
         """Find out, in the first forward, which modules remember something."""
-        if state is not None and self._changing is None:
+        if self._changing is None:
             self._changing = state.changed()
             state.restrict(self._changing)
 

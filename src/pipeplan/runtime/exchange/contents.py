@@ -3,9 +3,9 @@
 A message is a header and tensors. The header is a block of bytes of fixed size, so a receive for it
 can be posted before anybody knows what comes::
 
-    bytes 0-7      zero: as forecast, nothing follows; else: other contents, described as text
-    bytes 8-11     the length of the text
-    bytes 12-255   the text, if it fits; a longer text is a message of its own
+    byte 0        0: as forecast, nothing follows   1: other contents, described as text
+    bytes 4-7     the length of the text
+    bytes 8-255   the text, if it fits; a longer text is a message of its own
 
 The text holds the shape and type of each tensor, whether it has a gradient, and the template: the
 nesting of tuples, lists and dicts with all plain values. Contents are compared as text, so that
@@ -30,16 +30,13 @@ __all__ = [
     "TensorKind",
     "describe",
     "encode_header",
-    "is_as_forecast",
     "parse_template",
     "read_header",
 ]
 
 HEADER_BYTES = 256
-MARK = b"?" * 8
-"""Read as a number of any type, it is not zero, and no subnormal that a processor may flush."""
-TEXT_START = 12
-LENGTH = slice(len(MARK), TEXT_START)
+TEXT_START = 8
+LENGTH = slice(4, TEXT_START)
 COMMON_TEMPLATES = tuple((template, json.dumps(template)) for template in (["tensor", 0], [0]))
 """One tensor, and the gradient of one tensor; with their texts."""
 AS_FORECAST = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
@@ -136,7 +133,7 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
     entries = [[list(kind.shape), str(kind.dtype), kind.has_gradient] for kind in contents.kinds]
     text = json.dumps([entries, contents.template]).encode()
     header = bytearray(HEADER_BYTES)
-    header[: len(MARK)] = MARK
+    header[0] = 1
     header[LENGTH] = len(text).to_bytes(TEXT_START - LENGTH.start, "little")
     if len(text) <= HEADER_BYTES - TEXT_START:
         header[TEXT_START : TEXT_START + len(text)] = text
@@ -147,24 +144,17 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
     )
 
 
-def is_as_forecast(header: torch.Tensor) -> bool:
-    """Whether a message carries what both ends expect."""
-    return not header[0].item()
-
-
-def read_header(header: torch.Tensor) -> tuple[bool, int, Contents | None]:
+def read_header(header: bytes | bytearray) -> tuple[bool, int, Contents | None]:
     """Whether the message is as forecast; else the length of its text; and the contents if known.
 
-    The contents are None if the text is a message of its own. The header may be the beginning of a
-    buffer of any type.
+    The contents are None if the text is a message of its own.
     """
-    if is_as_forecast(header):
+    if not header[0]:
         return True, 0, None
-    data = bytes(header.view(torch.uint8)[:HEADER_BYTES].tolist())
-    length = int.from_bytes(data[LENGTH], "little")
+    length = int.from_bytes(header[LENGTH], "little")
     if length > HEADER_BYTES - TEXT_START:
         return False, length, None
-    return False, length, decode(data[TEXT_START : TEXT_START + length])
+    return False, length, decode(bytes(header[TEXT_START : TEXT_START + length]))
 
 
 @lru_cache(maxsize=1024)

@@ -51,9 +51,10 @@ class Packing:
     header: torch.Tensor
     """The header of a message as forecast."""
 
-    def new_buffer(self) -> torch.Tensor:
-        """Memory for such a message."""
-        return torch.empty(self.size, dtype=self.dtype)
+    @property
+    def num_bytes(self) -> int:
+        """The size of the buffer."""
+        return self.size * self.dtype.itemsize
 
     def fill(self, header: torch.Tensor) -> torch.Tensor:
         """A message with this header, and nothing of use behind it."""
