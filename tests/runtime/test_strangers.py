@@ -21,8 +21,11 @@ from pipeplan.runtime.supervision.launch_secret import (  # noqa: E402
     find_secret,
     proof_of,
 )
+from pipeplan.runtime.supervision.meeting import (  # noqa: E402
+    confirm,
+    meet_at_default_store,
+)
 from pipeplan.runtime.supervision.processes import Process  # noqa: E402
-from pipeplan.runtime.supervision.run_agreement import agree_on_run  # noqa: E402
 from pipeplan.runtime.supervision.signed_store import SignedStore  # noqa: E402
 from pipeplan.runtime.supervision.status_board import (  # noqa: E402
     Beat,
@@ -137,8 +140,9 @@ def test_a_link_or_a_pipe_is_no_secret(home):
 
 def agree(rank, secrets):
     os.environ["PIPEPLAN_SECRET"] = secrets[rank]
-    run = agree_on_run()
-    return run.name, run.key, [process.pid for process in run.processes]
+    gathering = meet_at_default_store(WatchdogOptions())
+    confirm(gathering)
+    return gathering.name, gathering.key, [process.pid for process in gathering.processes]
 
 
 def test_ranks_agree_on_a_key_or_say_that_they_have_none(capfd):

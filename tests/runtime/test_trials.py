@@ -178,39 +178,55 @@ def go_to_the_end(folder):
         return launch.losses()
 
 
-@pytest.mark.parametrize(
-    ("number", "trials", "by_torchrun"),
-    [
-        pytest.param(signal.SIGKILL, 30, False, id="kill-30", marks=pytest.mark.full),
-        pytest.param(signal.SIGKILL, 20, True, id="kill-torchrun-20", marks=pytest.mark.full),
-        pytest.param(signal.SIGSTOP, 14, False, id="stop-14", marks=pytest.mark.full),
-        pytest.param(signal.SIGSTOP, 6, True, id="stop-torchrun-6", marks=pytest.mark.full),
-    ],
-)
-def test_a_disturbed_run_ends_in_time_and_goes_on(tmp_path, number, trials, by_torchrun):
-    rng = random.Random(trials)
-    (tmp_path / "undisturbed").mkdir()
-    expected = go_to_the_end(tmp_path / "undisturbed")
-    assert len(expected) == NUM_STEPS
-    for trial in range(trials):
-        folder = tmp_path / f"trial-{trial}"
-        folder.mkdir()
-        with Launch(folder, by_torchrun=by_torchrun) as launch:
-            victim = disturb(launch, rng, number)
-            start = time.monotonic()
-            codes = launch.wait(2 * LIMIT_S)
-            took_s, left, said = time.monotonic() - start, launch.left(), launch.said()
-        last = [line for line in said if line.endswith("; all ranks end")]
-        case = f"trial {trial}, rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
-        assert None not in codes, case
-        assert took_s < LIMIT_S, case
-        assert not left, case
-        if by_torchrun and not last:  # it was not set up yet; then torchrun names it
-            assert f"exitcode: -9) local_rank: {victim} " in (folder / "stderr").read_text(), case
-        else:
-            assert len(last) == 1, case
-            assert f"rank {victim} " in last[0], case
-        assert go_to_the_end(folder) == expected, case
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The losses of a run that nobody disturbs."""
+    losses = go_to_the_end(tmp_path_factory.mktemp("undisturbed"))
+    assert len(losses) == NUM_STEPS
+    return losses
+
+
+def check_trial(folder, expected, number, seed, *, by_torchrun):
+    """A disturbed run ends in time with the right line, leaves nothing, and goes on as before."""
+    with Launch(folder, by_torchrun=by_torchrun) as launch:
+        victim = disturb(launch, random.Random(seed), number)
+        start = time.monotonic()
+        codes = launch.wait(2 * LIMIT_S)
+        took_s, left, said = time.monotonic() - start, launch.left(), launch.said()
+    last = [line for line in said if line.endswith("; all ranks end")]
+    case = f"rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
+    print(case)  # pytest -rP shows it
+    assert None not in codes, case
+    assert took_s < LIMIT_S, case
+    assert not left, case
+    assert len(last) == 1, case
+    assert f"rank {victim} " in last[0], case
+    assert "frame #" not in (folder / "stderr").read_text(), case
+    assert go_to_the_end(folder) == expected, case
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(30))
+def test_a_killed_run_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGKILL, trial, by_torchrun=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(20))
+def test_a_killed_run_under_torchrun_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGKILL, 100 + trial, by_torchrun=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(14))
+def test_a_stopped_run_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGSTOP, 200 + trial, by_torchrun=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(6))
+def test_a_stopped_run_under_torchrun_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGSTOP, 300 + trial, by_torchrun=True)
 
 
 if __name__ == "__main__":

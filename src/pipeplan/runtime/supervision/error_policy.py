@@ -49,9 +49,9 @@ def in_collective(watchdog: Watchdog, name: str = "a method") -> Iterator[None]:
 
 
 @contextmanager
-def in_set_up(watchdog: Watchdog) -> Iterator[None]:
+def in_set_up(watchdog: Watchdog, name: str = "set-up") -> Iterator[None]:
     """Before the first step: usually all ranks find a mismatch, each by itself."""
-    with watchdog.call("set-up"):
+    with watchdog.call(name):
         try:
             yield
         except RuntimeMismatchError as error:

@@ -38,6 +38,11 @@ class Process:
         return cls(host=socket.gethostname(), pid=pid, birth=_birth_of(pid), machine=_machine())
 
     @classmethod
+    def unknown(cls) -> "Process":
+        """A process that has not told its name yet."""
+        return cls(host="", pid=0, birth="")
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> "Process":
         """The process that `to_json` described."""
         fields = json.loads(text)
@@ -51,6 +56,11 @@ class Process:
     def to_json(self) -> str:
         """A text that another rank can read."""
         return json.dumps(asdict(self))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has told its name."""
+        return self.pid > 0
 
     @property
     def is_on_this_host(self) -> bool:

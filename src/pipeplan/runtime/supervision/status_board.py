@@ -105,11 +105,14 @@ class StatusBoard:
     """One rank's access to what all ranks tell."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int, key: bytes = b"") -> None:
-        self._store, self._rank, self._num_ranks = store, rank, num_ranks
-        self._signed = SignedStore(store, key)
-        self.is_signed = bool(key)
-        """Whether only ranks of this launch can write what this rank reads."""
+        self._rank, self._num_ranks, self._key = rank, num_ranks, key
+        self.use(store)
         self._newest: dict[int, Beat] = {}
+
+    def use(self, store: Any) -> None:
+        """Talk through this store from now on."""
+        self._store = store
+        self._signed = SignedStore(store, self._key)
 
     @property
     def has_strangers(self) -> bool:
