@@ -110,12 +110,13 @@ class Ending:
         deadline_s = time.monotonic() + max(GRACE_S, self._crew.options.beat_timeout_s)
         missing = set(range(len(self._crew.processes))) - {self._crew.rank, culprit}
         while time.monotonic() < deadline_s:
-            missing = {rank for rank in missing if not self._knows_or_ended(rank)}
+            missing = {rank for rank in missing if not self.knows_or_ended(rank)}
             if not missing:
                 return
             time.sleep(POLL_S)
 
-    def _knows_or_ended(self, rank: int) -> bool:
+    def knows_or_ended(self, rank: int) -> bool:
+        """Whether a rank needs the store no more: it knows the failure, is done or has ended."""
         process, board, ask = self._crew.processes[rank], self._crew.board, self._crew.courier.ask
         if process.is_gone or not process.is_known or ask(lambda: board.has_read(rank)):
             return True

@@ -3,12 +3,14 @@
 Before that, nobody knows whom to watch. Each rank hands in a card::
 
     here/2    its process, a word that it has just made up, a proof that it knows the secret
+    left/2    it has read the cards of all
 
 The words of all ranks make the name of the gathering, which so is new. Its key signs whatever the
 ranks tell each other later. While ranks are missing, those that have come say every `notice_s` whom
 they wait for, watch the processes of this host, and end after the limit.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -145,6 +147,8 @@ class _Gatherer:
             if len(self._cards) < self._crew.num_ranks:
                 self._look()
                 time.sleep(POLL_S)
+        with contextlib.suppress(StoreError):  # whoever fails from now on is the watchdogs' affair
+            self._crew.courier.send(self._leave).result(2 * self._options.beat_timeout_s)
         return self._gathering()
 
     def _gathering(self) -> Gathering:
@@ -185,6 +189,19 @@ class _Gatherer:
         if len(self._cards) == self._crew.num_ranks:
             return None  # the watchdogs see to it
         return self._crew.board.read_failure()
+
+    def _leave(self) -> None:
+        """Say that this rank knows all others. Rank 0 leaves last, since it may hold the store."""
+        self._store.set(f"left/{self._rank}", "yes")
+        others = [rank for rank in range(self._crew.num_ranks) if rank != self._rank]
+        deadline_s = time.monotonic() + self._options.beat_timeout_s
+        while self._rank == 0 and others and time.monotonic() < deadline_s:
+            time.sleep(POLL_S / 5)
+            others = [
+                rank
+                for rank in others
+                if not self._cards[rank].process.is_gone and not self._store.check([f"left/{rank}"])
+            ]
 
     # ---------------------------------------------------------------- on the main thread
 

@@ -19,7 +19,7 @@ from typing import Any
 from pipeplan.runtime.supervision.processes import Process
 from pipeplan.runtime.supervision.signed_store import SignedStore
 
-__all__ = ["Beat", "Failure", "FailureKind", "State", "Status", "StatusBoard"]
+__all__ = ["INSIDE", "Beat", "Failure", "FailureKind", "State", "Status", "StatusBoard"]
 
 FAILURE, SPEAKER = "failure", "speaker"
 
@@ -38,6 +38,10 @@ class State(StrEnum):
     """It met an error of a connection, and waits until the watchdog finds out who failed."""
     DONE = "done"
     """Its pipeline is closed."""
+
+
+INSIDE = (State.TOGETHER, State.COMPUTING, State.WAITING, State.SEEKING)
+"""It makes a call that all ranks make."""
 
 
 class FailureKind(StrEnum):

@@ -38,7 +38,7 @@ from pipeplan.runtime.supervision.ending import (
 )
 from pipeplan.runtime.supervision.options import WatchdogOptions
 from pipeplan.runtime.supervision.processes import Process
-from pipeplan.runtime.supervision.status_board import FailureKind, State, StatusBoard
+from pipeplan.runtime.supervision.status_board import INSIDE, FailureKind, State, StatusBoard
 from pipeplan.runtime.supervision.watching import Watcher
 
 __all__ = ["GRACE_S", "INTERRUPTED_CODE", "Watchdog", "WatchdogOptions"]
@@ -171,15 +171,25 @@ class Watchdog:
                 self.report(error)
             self.close("ended its program")
         if self._crew.rank == 0:
-            deadline_s = time.monotonic() + 2.5 * self._crew.options.beat_s
             with contextlib.suppress(StoreError):
-                while time.monotonic() < deadline_s and not self._are_others_done():
-                    time.sleep(POLL_S)
+                self._let_others_read()
             self._crew.courier.close(timeout_s=0.1)
 
+    def _let_others_read(self) -> None:
+        """Keep the store until others are done, or know why they end.
+
+        A rank that still waits for this one is about to find out that it does so in vain.
+        """
+        start_s, options = time.monotonic(), self._crew.options
+        while not self._are_others_done():
+            beats = self._crew.courier.ask(self._crew.board.read_beats)
+            is_awaited = any(beat.state in INSIDE for beat in beats)
+            limit_s = options.beat_timeout_s if is_awaited else 2.5 * options.beat_s
+            if time.monotonic() - start_s > limit_s:
+                return
+            time.sleep(POLL_S)
+
     def _are_others_done(self) -> bool:
-        beats = self._crew.courier.ask(self._crew.board.read_beats)
-        return all(
-            beat.state is State.DONE or self._crew.processes[rank].is_gone
-            for rank, beat in enumerate(beats)
-        )
+        ending, rank = self._watcher.ending, self._crew.rank
+        others = (other for other in range(self._crew.num_ranks) if other != rank)
+        return all(ending.knows_or_ended(other) for other in others)
