@@ -271,3 +271,11 @@ def test_a_clock_does_not_count_a_pause_of_its_process():
     time.sleep(1.0)
     assert clock.tick() <= 0.2
     assert clock.now_s <= 0.2
+
+
+def test_a_closed_pipeline_takes_no_more_calls():
+    watchdog = Watchdog(dist.HashStore(), 0, ["a"], QUICK, lambda code: None)
+    watchdog.close()
+    refusal = pytest.raises(RuntimeMismatchError, match="step: the pipeline is closed; make a new")
+    with refusal, watchdog.call("step"):
+        raise AssertionError("this is not reached")

@@ -94,7 +94,10 @@ def _watch_start(start: Any, rank: int, world_size: int, timeout_s: float) -> Me
 def _meet(rank: int, world_size: int, timeout_s: float) -> Any:
     """The store of this start."""
     starts = dist.PrefixStore("pipeplan-starts", _open_store(rank, timeout_s))  # type: ignore[attr-defined]
-    name = agree_on_start(starts, rank, world_size, timeout_s)
+    try:
+        name = agree_on_start(starts, rank, world_size, timeout_s)
+    except dist.DistError:
+        raise TimeoutError("the process that held the store has ended") from None
     return dist.PrefixStore(name, starts)  # type: ignore[attr-defined]
 
 

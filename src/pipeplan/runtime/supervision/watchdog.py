@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.supervision.activity import Activity
 from pipeplan.runtime.supervision.courier import ANSWER_S, Courier, StoreError
 from pipeplan.runtime.supervision.crew import make_crew
@@ -96,7 +97,13 @@ class Watchdog:
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """Inside a method that all ranks call; the calls are numbered and compared."""
+        """Inside a method that all ranks call; the calls are numbered and compared.
+
+        Raises:
+            RuntimeMismatchError: nobody watches any more.
+        """
+        if self._watcher.stop.is_set():
+            raise RuntimeMismatchError(f"{name}: the pipeline is closed; make a new one")
         self._activity.begin_call(name)
         try:
             yield
