@@ -15,7 +15,6 @@ import torch.distributed as dist  # noqa: E402
 
 from pipeplan.runtime import Pipeline, join_ranks, training  # noqa: E402
 from pipeplan.runtime.checkpoints import saving  # noqa: E402
-from pipeplan.runtime.supervision.watchdog import Watchdog  # noqa: E402
 from pipeplan.runtime.verification.first_step import FirstStep  # noqa: E402
 from runtime.launches import NUM_RANKS, Launch, note_pid  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
@@ -32,7 +31,6 @@ MOMENTS = {
     "writing": (saving, "write_synced"),
     "describing": (saving, "write_description"),
     "renaming": (saving, "put_in_place"),
-    "closing": (Watchdog, "close"),
 }
 """Functions of ranks. The trouble comes just before one of them."""
 
@@ -100,13 +98,32 @@ def train(folder, troubles):
     torch.manual_seed(0)
     plan = cut_plan(list("01234"), [0, 1, 3], [1, 1, 1], 2, 4)
     optimizer_fn = lambda found: torch.optim.SGD(found, lr=0.1)  # noqa: E731
-    with Pipeline(plan, make_mlp(), mlp_loss, optimizer_fn) as pipeline:
+    model = make_mlp()
+    for index in (0, 1, 3):  # the first layer of each stage
+        model[index].append(Layer(trouble))
+    with Pipeline(plan, model, mlp_loss, optimizer_fn) as pipeline:
         while pipeline.num_steps < NUM_STEPS:
             pipeline.step(torch.ones(8, 12), torch.ones(8, 4))
             if pipeline.num_steps == 3:
                 trouble("training")
+                Layer.is_ready = True
         pipeline.save(folder / "checkpoints")
         trouble("saved")
+
+
+class Layer(torch.nn.Module):
+    """Passes on, with trouble on the way when it is ready."""
+
+    is_ready = False
+
+    def __init__(self, trouble):
+        super().__init__()
+        self._trouble = trouble
+
+    def forward(self, x):
+        if Layer.is_ready:
+            self._trouble("computing")
+        return x
 
 
 def run(folder, *troubles):
@@ -133,7 +150,12 @@ def check(folder, victim, moment, what):
 
 @pytest.mark.parametrize(
     ("victim", "moment", "what"),
-    [(2, "confirming", "kill"), (0, "joined", "kill"), (0, "training", "exit-0")],
+    [
+        (2, "confirming", "kill"),
+        (0, "joined", "kill"),
+        (0, "training", "exit-0"),
+        (1, "computing", "exit-0"),
+    ],
 )
 def test_a_rank_that_fails_at_a_bad_moment_is_named(tmp_path, victim, moment, what):
     check(tmp_path, victim, moment, what)
@@ -141,7 +163,7 @@ def test_a_rank_that_fails_at_a_bad_moment_is_named(tmp_path, victim, moment, wh
 
 @pytest.mark.full
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("moment", ["joined", *MOMENTS, "training", "saved"])
+@pytest.mark.parametrize("moment", ["joined", *MOMENTS, "training", "computing"])
 def test_a_rank_that_is_killed_at_a_bad_moment_is_named(tmp_path, victim, moment):
     if victim != 0 and moment in ("describing", "renaming"):
         pytest.skip("only rank 0 does that")
@@ -151,7 +173,7 @@ def test_a_rank_that_is_killed_at_a_bad_moment_is_named(tmp_path, victim, moment
 @pytest.mark.full
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("what", ["stop", "interrupt", "raise", "exit-0", "exit-3-at-once"])
-@pytest.mark.parametrize("moment", ["joined", "comparing", "training", "writing"])
+@pytest.mark.parametrize("moment", ["joined", "comparing", "training", "computing", "writing"])
 def test_a_rank_that_goes_wrong_at_a_bad_moment_is_named(tmp_path, victim, moment, what):
     check(tmp_path, victim, moment, what)
 
@@ -169,6 +191,15 @@ def test_a_rank_that_comes_back_in_time_is_innocent(tmp_path, victim, what):
     last, codes, printed, _ = run(tmp_path, (victim, "training", what))
     assert codes == [0] * NUM_RANKS, printed
     assert last == []
+    assert printed == ""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 2])
+def test_who_needs_no_rank_that_dies_at_the_end_ends_well(tmp_path, victim):
+    _, codes, printed, _ = run(tmp_path, (victim, "saved", "kill"))
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert codes == [0, 0]
     assert printed == ""
 
 

@@ -377,6 +377,6 @@ class Pipeline(SavedTraining):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, CheckpointError | NonFiniteLossError):
             self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
-        elif error is not None:
+        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
             blame_for_error(self._watchdog, error)
         self.close()

@@ -137,6 +137,9 @@ def failure_of(rank: int, error: BaseException, *, is_mismatch: bool) -> Failure
     """How a rank tells its own error."""
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank=rank, reason="was interrupted", kind=FailureKind.INTERRUPTED)
+    if isinstance(error, SystemExit) and not error.code:
+        reason = "ended its program by sys.exit() in the midst of a call"
+        return Failure(rank=rank, reason=reason, kind=FailureKind.RAISED)
     lines = str(error).strip().splitlines()
     reason = f"raised {type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
     kind = FailureKind.MISMATCH if is_mismatch else FailureKind.RAISED
