@@ -106,13 +106,16 @@ class Launch:
             time.sleep(0.005)
 
     def wait(self, timeout_s):
+        """The exit codes of the ranks, or that of torchrun; None while they run."""
         deadline = time.monotonic() + timeout_s
-        while len(self.codes) < len(self.pids) and time.monotonic() < deadline:
+        while len(self.codes) < len(self.pids):
             for pid in self.pids:
                 if pid not in self.codes:
                     ended, status = os.waitpid(pid, os.WNOHANG)
                     if ended:
                         self.codes[pid] = os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= deadline:
+                break
             time.sleep(0.01)
         return [self.codes.get(pid) for pid in self.pids]
 

@@ -1,8 +1,10 @@
 """Whoever reaches the store's port cannot end the run, nor have processes killed."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -194,6 +196,17 @@ def test_a_number_that_now_is_another_process_is_not_killed():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert process.is_gone
+
+
+def test_a_process_without_a_file_to_open_takes_nobody_for_dead():
+    parent, child = Process.this_one(), os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(2)
+        os._exit(int(parent.is_gone))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_process_one_and_own_groups_are_never_killed():

@@ -85,8 +85,11 @@ def check_trial(folder, expected, number, seed, *, by_torchrun):
     with Launch(folder, train, program=__file__ if by_torchrun else None) as launch:
         victim = disturb(launch, random.Random(seed), number)
         start = time.monotonic()
-        codes = launch.wait(2 * LIMIT_S)
-        took_s, left, said = time.monotonic() - start, launch.left(), launch.said()
+        while launch.left() and time.monotonic() - start < 2 * LIMIT_S:
+            launch.wait(0.0)
+            time.sleep(0.02)
+        took_s = time.monotonic() - start  # torchrun itself may take longer on a busy machine
+        codes, left, said = launch.wait(2 * LIMIT_S), launch.left(), launch.said()
     last = [line for line in said if line.endswith("; all ranks end")]
     case = f"rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
     sys.stdout.write(f"{case}\n")  # pytest -rP shows it

@@ -127,7 +127,7 @@ class Ending:
         """Kill a failed rank of this host that does not end by itself."""
         deadline_s = time.monotonic() + GRACE_S
         while process.is_on_this_host and process.is_alive:
-            if time.monotonic() > deadline_s:
+            if process.is_stopped or time.monotonic() > deadline_s:
                 process.kill()
                 return
             time.sleep(2 * POLL_S)

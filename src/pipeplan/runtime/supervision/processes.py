@@ -69,8 +69,15 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs, and is no zombie; asked on its own host only."""
-        return bool(self.birth) and _birth_of(self.pid) == self.birth
+        """Whether this very process still runs, and is no zombie; asked on its own host only.
+
+        If the kernel does not tell, because this process has too many open files, it counts as
+        alive.
+        """
+        try:
+            return bool(self.birth) and _birth_of(self.pid) == self.birth
+        except OSError:
+            return True
 
     @property
     def is_gone(self) -> bool:
@@ -154,7 +161,7 @@ def _birth_of(pid: int) -> str:
     """When a process started; empty if it has ended."""
     try:
         fields = _fields_of(pid)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return "" if (PROC / "self").exists() else _birth_without_proc(pid)
     state, start_ticks = fields[0], fields[19]
     return "" if state in "ZX" else start_ticks
