@@ -1,8 +1,10 @@
 """Whoever reaches the store's port cannot end the run, nor have processes killed."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,8 +23,11 @@ from pipeplan.runtime.supervision.launch_secret import (  # noqa: E402
     find_secret,
     proof_of,
 )
+from pipeplan.runtime.supervision.meeting import (  # noqa: E402
+    confirm,
+    meet_at_default_store,
+)
 from pipeplan.runtime.supervision.processes import Process  # noqa: E402
-from pipeplan.runtime.supervision.run_agreement import agree_on_run  # noqa: E402
 from pipeplan.runtime.supervision.signed_store import SignedStore  # noqa: E402
 from pipeplan.runtime.supervision.status_board import (  # noqa: E402
     Beat,
@@ -137,8 +142,9 @@ def test_a_link_or_a_pipe_is_no_secret(home):
 
 def agree(rank, secrets):
     os.environ["PIPEPLAN_SECRET"] = secrets[rank]
-    run = agree_on_run()
-    return run.name, run.key, [process.pid for process in run.processes]
+    gathering = meet_at_default_store(WatchdogOptions())
+    confirm(gathering)
+    return gathering.name, gathering.key, [process.pid for process in gathering.processes]
 
 
 def test_ranks_agree_on_a_key_or_say_that_they_have_none(capfd):
@@ -190,6 +196,17 @@ def test_a_number_that_now_is_another_process_is_not_killed():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert process.is_gone
+
+
+def test_a_process_without_a_file_to_open_takes_nobody_for_dead():
+    parent, child = Process.this_one(), os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(2)
+        os._exit(int(parent.is_gone))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_process_one_and_own_groups_are_never_killed():

@@ -68,6 +68,24 @@ def test_words_of_broken_connections():
     )
 
 
+def test_torch_logs_nothing_where_nothing_is_wanted(capfd):
+    """Each attempt to connect to a port without a store is a warning, with a stack trace."""
+
+    def fail_to_connect():
+        with pytest.raises(dist.DistError):
+            dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=200))
+        return [
+            line for line in capfd.readouterr().err.splitlines() if line.startswith(("[W", "[E"))
+        ]
+
+    assert fail_to_connect()
+    with torch_private.without_torch_log():
+        with torch_private.without_torch_log():
+            pass
+        assert not fail_to_connect()
+    assert fail_to_connect()
+
+
 def private_names(path):
     """Private names of torch in a file: imports of private modules, private attributes."""
     found = []

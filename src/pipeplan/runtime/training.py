@@ -50,10 +50,9 @@ from pipeplan.runtime.supervision.error_policy import (
     in_set_up,
     in_step,
 )
-from pipeplan.runtime.supervision.meeting import meeting_ranks, open_store
-from pipeplan.runtime.supervision.run_agreement import agree_on_run
+from pipeplan.runtime.supervision.meeting import confirm, meet
 from pipeplan.runtime.supervision.status_board import State
-from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
+from pipeplan.runtime.supervision.watchdog import WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, BlockTimes, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
@@ -148,8 +147,13 @@ class Pipeline(SavedTraining):
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._join(device_name, real_hosts, watchdog, compares_batches=compare_batches)
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
+        meeting = meet(watchdog or WatchdogOptions())
+        self._watchdog = meeting.watchdog
         with in_set_up(self._watchdog):
+            confirm(meeting.gathering)
+            self._take_place(device_name, real_hosts, compares_batches=compare_batches)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, settings)
             self._set_up_training(optimizer_fn, groups, settings)
@@ -168,26 +172,6 @@ class Pipeline(SavedTraining):
         self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
 
-    def _join(
-        self,
-        device_name: str | None,
-        real_hosts: Mapping[str, str] | None,
-        watchdog: WatchdogOptions | None,
-        *,
-        compares_batches: bool,
-    ) -> None:
-        """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
-        options = watchdog or WatchdogOptions()
-        with meeting_ranks(options):
-            run = agree_on_run()
-            self._take_place(device_name, real_hosts, compares_batches=compares_batches)
-        names = self._placement.rank_names(dist.get_world_size())
-        self._watchdog = Watchdog(
-            open_store(run.name), self.rank, names, options, key=run.key, processes=run.processes
-        )
-
     def _take_place(
         self,
         device_name: str | None,
@@ -197,6 +181,7 @@ class Pipeline(SavedTraining):
     ) -> None:
         """Find out which device of the plan this rank is."""
         self._placement = find_placement(self.plan, device_name, real_hosts)
+        self._watchdog.name_ranks(self._placement.rank_names(dist.get_world_size()))
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
@@ -316,7 +301,7 @@ class Pipeline(SavedTraining):
             require_frozen(self._frozen)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
         self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
-        self._watchdog.batch_key = agreed.key
+        self._watchdog.note_batch(agreed.key)
         self._batch_rows, self._times, self._reduced = agreed.rows, [], None
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
@@ -400,6 +385,6 @@ class Pipeline(SavedTraining):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, CheckpointError | NonFiniteLossError):
             self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
-        elif error is not None:
+        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
             blame_for_error(self._watchdog, error)
         self.close()
