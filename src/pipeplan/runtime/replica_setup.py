@@ -14,6 +14,7 @@ from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.execution import LossTerms, StageRunner
 from pipeplan.runtime.gradients import GradientReducer
+from pipeplan.runtime.model_checks import require_separate_memory, require_whole
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
     add_loss_holders,
@@ -80,6 +81,7 @@ def set_up_replica(
 
     All ranks have to call it, since all of them make all groups.
     """
+    require_whole(model)
     groups = [
         dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in placement.ranks
     ]
@@ -87,7 +89,9 @@ def set_up_replica(
         model, _layer_names(plan, settings.layers), [stage.layers.start for stage in plan.stages]
     )
     require_initialised(model)
-    held_by = holders(model, layout, [stage.layers for stage in plan.stages])
+    stages = [stage.layers for stage in plan.stages]
+    require_separate_memory(model, layout, stages)
+    held_by = holders(model, layout, stages)
     loss_module = find_loss_module(model, settings.loss.loss_fn)
     add_loss_holders(held_by, model, loss_module, plan.num_stages - 1)
     tie_groups = make_tie_groups(held_by, placement.ranks)

@@ -32,6 +32,7 @@ from pipeplan.runtime.optimizers import (
     ParamGroupsFn,
     make_optimizer,
     plan_groups,
+    require_separate_updates,
 )
 from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
@@ -228,6 +229,7 @@ class Pipeline(SavedTraining):
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         self.optimizer = make_optimizer(optimizer_fn, named, groups)
+        require_separate_updates(self.optimizer, num_stages=self.plan.num_stages)
         """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
         schedulers are alike everywhere."""
         self._updater.take_up(self.optimizer, replica)

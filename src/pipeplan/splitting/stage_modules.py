@@ -37,7 +37,7 @@ from pipeplan.splitting.stand_in_check import StandInCheck
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["StageModule", "cut", "holders"]
+__all__ = ["StageModule", "cut", "holders", "stages_with"]
 
 CHAIN_NOTE = (
     "pipeplan: layers named one by one are a chain, each called with what the one before returns"
@@ -65,6 +65,17 @@ def holders(model: nn.Module, layout: Layout, stages: Sequence[range]) -> dict[s
         }
         found.update(dict.fromkeys(names, stages_of))
     return found
+
+
+def stages_with(
+    model: nn.Module, layout: Layout, stages: Sequence[range], tensor_name: str
+) -> set[int]:
+    """The stages that hold a tensor of this name: a parameter, a buffer or an attribute."""
+    return {
+        stage
+        for stage, layers in enumerate(stages)
+        if _is_held(model, layout, layout.atoms_in(layers), tensor_name)
+    }
 
 
 def cut(
