@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
     add_loss_holders,

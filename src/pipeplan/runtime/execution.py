@@ -10,7 +10,7 @@ first forward, and afterwards those that they had before the second. So nothing 
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,53 +19,15 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["LossTerms", "StageRunner"]
-
-Function = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTerms:
-    """How the last stage computes the loss and the metrics from outputs."""
-
-    loss_fn: Function
-    metrics: Mapping[str, Function]
-    weight_fn: Callable[[Any], Any] | None
-    """The weight of targets; without it, each row weighs 1."""
-
-    def weight(self, targets: Any, num_rows: int) -> float:
-        """The weight of these targets in the mean."""
-        return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
-
-    def total_weight(self, targets: Any, num_rows: int) -> float:
-        """The weight of a whole batch, whose targets are marked by `mark_rows`."""
-        if targets is None:
-            return float(num_rows)
-        return self.weight(select_rows(targets, range(num_rows), None), num_rows)
-
-    def of(
-        self,
-        output: Any,
-        targets: Any,
-        share: float,
-        autocast: contextlib.AbstractContextManager[Any],
-    ) -> torch.Tensor:
-        """The mean loss of some rows; zero if their share of the batch's weight is zero."""
-        if share:
-            with autocast:
-                loss: torch.Tensor = self.loss_fn(output, targets)
-            return loss
-        # Rows without weight have no mean loss. The backward still has to run through them.
-        tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-        return sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+__all__ = ["StageRunner"]
 
 
 @dataclass(slots=True)
@@ -124,6 +86,10 @@ class StageRunner:
     def clones_inputs(self) -> bool:
         """Whether layers have changed their inputs in place, and get copies since then."""
         return self._clones_inputs
+
+    def clone_inputs(self) -> None:
+        """Give layers copies of their inputs from now on: they change them in place."""
+        self._clones_inputs = True
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

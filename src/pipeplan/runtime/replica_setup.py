@@ -12,8 +12,9 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.gradients import GradientReducer
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.model_checks import require_separate_memory, require_whole
 from pipeplan.runtime.parameters import (
     LOSS_NAME,

@@ -12,7 +12,7 @@ from pipeplan.pipeline import Block, Kind
 from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.neighbours import Arrival, StepExchange
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog

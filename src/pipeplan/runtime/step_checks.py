@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 
 __all__ = ["require_frozen", "require_inputs"]

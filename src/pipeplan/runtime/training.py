@@ -25,7 +25,7 @@ from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
-from pipeplan.runtime.execution import Function, LossTerms
+from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
     ParameterGroups,
@@ -313,7 +313,8 @@ class Pipeline(SavedTraining):
         if mode is not Mode.EVALUATION:
             require_frozen(self._frozen)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
-        self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
+        number = self.num_batches
+        self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.batch_key = agreed.key
         self._batch_rows, self._events = agreed.rows, []
         stats = torch.zeros(
