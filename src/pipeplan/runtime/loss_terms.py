@@ -10,6 +10,7 @@ import torch
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import select_rows
 from pipeplan.splitting.nesting import tensors_in
+from pipeplan.splitting.placeholders import Placeholder
 
 __all__ = ["Function", "LossTerms"]
 
@@ -54,6 +55,11 @@ class LossTerms:
 
 def _one_number(loss: Any) -> torch.Tensor:
     """The loss as a tensor of one number; refuses anything else."""
+    if isinstance(loss, Placeholder):
+        raise RuntimeMismatchError(
+            "loss_fn: uses weights or values of other stages, which the last stage has not; let"
+            " those layers call pipeplan.runtime.add_loss instead"
+        )
     if not isinstance(loss, torch.Tensor):
         found = f"a {type(loss).__name__}"
     elif loss.numel() != 1 or not loss.is_floating_point():

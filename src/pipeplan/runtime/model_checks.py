@@ -7,11 +7,11 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.splitting.holding import stages_with
 from pipeplan.splitting.layout import Layout
-from pipeplan.splitting.stage_modules import stages_with
 from pipeplan.splitting.stand_ins import StandIn
 
-__all__ = ["require_separate_memory", "require_whole"]
+__all__ = ["require_dense_gradients", "require_separate_memory", "require_whole"]
 
 
 def require_whole(model: nn.Module) -> None:
@@ -21,6 +21,16 @@ def require_whole(model: nn.Module) -> None:
             raise RuntimeMismatchError(
                 f"model: another Pipeline has cut it, and its {printable(name)!r} is gone on this"
                 " rank; build the model anew, and load its values from a checkpoint"
+            )
+
+
+def require_dense_gradients(model: nn.Module) -> None:
+    """Refuse embeddings with sparse gradients: ranks do not sum those."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise RuntimeMismatchError(
+                f"model: its {printable(name)!r} has sparse gradients, which ranks do not sum; make"
+                " it with sparse=False"
             )
 
 

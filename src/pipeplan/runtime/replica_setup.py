@@ -15,7 +15,11 @@ from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.model_checks import require_separate_memory, require_whole
+from pipeplan.runtime.model_checks import (
+    require_dense_gradients,
+    require_separate_memory,
+    require_whole,
+)
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
     add_loss_holders,
@@ -28,8 +32,9 @@ from pipeplan.runtime.parameters import (
 )
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.random_state import BlockSeeds
+from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import lay_out
-from pipeplan.splitting.stage_modules import StageModule, cut, holders
+from pipeplan.splitting.stage_modules import StageModule, cut
 
 __all__ = ["Replica", "ReplicaSettings", "set_up_replica"]
 
@@ -83,6 +88,7 @@ def set_up_replica(
     All ranks have to call it, since all of them make all groups.
     """
     require_whole(model)
+    require_dense_gradients(model)
     groups = [
         dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in placement.ranks
     ]
@@ -105,7 +111,6 @@ def set_up_replica(
         layout,
         plan.stages[stage].layers,
         keep_whole=settings.verifies and not replica,
-        probes=not settings.verifies,
     )
     if loss_module is not None and module.is_last:
         module.attach(LOSS_NAME, loss_module)

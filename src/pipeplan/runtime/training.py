@@ -41,7 +41,7 @@ from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_repl
 from pipeplan.runtime.saved_training import SavedTraining
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
-from pipeplan.runtime.step_checks import require_frozen, require_inputs
+from pipeplan.runtime.step_checks import require_inputs, require_same_model
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
@@ -57,7 +57,6 @@ from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
-from pipeplan.runtime.verification.nan_note import NanNote
 from pipeplan.runtime.verification.verdict import can_verify
 
 __all__ = ["Pipeline"]
@@ -163,7 +162,6 @@ class Pipeline(SavedTraining):
         """How long the last step took on this rank."""
         self._batch_rows = 0
         self._events: list[Event] = []
-        self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
 
     def _join(
@@ -311,7 +309,7 @@ class Pipeline(SavedTraining):
         self._watchdog.enter(State.WAITING, "for the start of the step")
         require_inputs(self.rank, self.stage, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
-            require_frozen(self._frozen)
+            require_same_model(self._frozen, self._replica)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
         number = self.num_batches
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
@@ -356,8 +354,6 @@ class Pipeline(SavedTraining):
 
     def _take_stats(self, stats: torch.Tensor) -> float:
         loss, *numbers = stats.tolist()
-        if self._is_last and not self.replica and self._replica is not None:
-            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return float(loss)
 

@@ -16,6 +16,7 @@ __all__ = [
     "TorchDispatchMode",
     "count_changes",
     "default_store",
+    "make_wrapper",
 ]
 
 TESTED_VERSIONS = ("2.13.0",)
@@ -37,3 +38,10 @@ def default_store() -> Any:
 def count_changes(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; autograd counts it."""
     return tensor._version
+
+
+def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
+    """A tensor of a class with a dispatch of its own: the shape of `like`, and no memory."""
+    return torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )

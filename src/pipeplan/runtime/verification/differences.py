@@ -14,15 +14,11 @@ from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.layer_records import LayerCall, Noted
 from pipeplan.runtime.verification.runs import Result, StageCalls, owned_positions
 from pipeplan.splitting.layout import LayoutKind
+from pipeplan.splitting.placeholders import CARRIED_PAST, has_placeholder
 from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Difference", "are_close", "find_difference"]
 
-CARRIED_PAST = (
-    "they use values of other stages that no layer returns, such as x0 in x = block(x) + x0, a mask"
-    " made of embeddings, or a weight taken from another module; such values do not cross a cut:"
-    " make it a chain of modules that return all that later ones need"
-)
 READS_LAYERS = (
     "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
     " only this stage's; call pipeplan.runtime.add_loss in those layers instead"
@@ -89,7 +85,7 @@ def are_close(
     `dtype` is that of the computation, if it is lower. `floor` is a size below which a difference
     is only rounding.
     """
-    if first.shape != second.shape or first.dtype != second.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype or has_placeholder(second):
         return False
     if not (first.is_floating_point() or first.is_complex()):
         return torch.equal(first, second)

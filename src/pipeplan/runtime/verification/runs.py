@@ -341,7 +341,7 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
             )
         result.gradients[name] = None if gradient is None else gradient.detach().clone()
     named = dict(stage.module.model.named_buffers())
-    if isinstance(stage.loss.loss_fn, nn.Module):  # the whole model does not hold it
+    if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
         named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
     result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
     _clear(stage.module.model)
