@@ -38,7 +38,7 @@ from pipeplan.runtime.parameters import find_loss_module, first_names, share_sta
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
-from pipeplan.runtime.saved_training import SavedTraining
+from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
 from pipeplan.runtime.step_checks import require_inputs, require_same_model
@@ -93,6 +93,8 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        scheduler_fn: from the optimizer to a learning-rate scheduler, which steps after each update
+            and is saved.
         verify: "first-step" compares each stage with the whole model before anything is trained, on
             a few rows of the first batch. Until then, the first replica of each stage keeps the
             whole model. "off" leaves that out.
@@ -124,6 +126,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        scheduler_fn: SchedulerFn | None = None,
         verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
@@ -152,6 +155,7 @@ class Pipeline(SavedTraining):
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, settings)
             self._set_up_training(optimizer_fn, groups, settings)
+            self._set_up_keeping(seed, scheduler_fn)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -234,7 +238,6 @@ class Pipeline(SavedTraining):
         self._first_step = FirstStep(
             self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
         )
-        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
@@ -252,6 +255,8 @@ class Pipeline(SavedTraining):
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
+        if self.scheduler is not None and update:
+            self.scheduler.step()
         return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
@@ -311,8 +316,7 @@ class Pipeline(SavedTraining):
         if mode is not Mode.EVALUATION:
             require_same_model(self._frozen, self._replica)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
-        number = self.num_batches
-        self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
+        self._first_step.verify(batch, targets, agreed.rows, self.num_batches, self._watchdog)
         self._watchdog.batch_key = agreed.key
         self._batch_rows, self._events = agreed.rows, []
         stats = torch.zeros(
