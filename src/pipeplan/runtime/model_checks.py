@@ -1,6 +1,7 @@
 """What a model must not be when a pipeline takes it: used up, or with tensors in shared memory."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,8 +11,14 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.holding import stages_with
 from pipeplan.splitting.layout import Layout
 from pipeplan.splitting.stand_ins import StandIn
+from pipeplan.splitting.torch_private import gradient_hooks
 
-__all__ = ["require_dense_gradients", "require_separate_memory", "require_whole"]
+__all__ = [
+    "require_dense_gradients",
+    "require_linear_hooks",
+    "require_separate_memory",
+    "require_whole",
+]
 
 
 def require_whole(model: nn.Module) -> None:
@@ -32,6 +39,41 @@ def require_dense_gradients(model: nn.Module) -> None:
                 f"model: its {printable(name)!r} has sparse gradients, which ranks do not sum; make"
                 " it with sparse=False"
             )
+
+
+def require_linear_hooks(model: nn.Module) -> None:
+    """Refuse hooks of parameters that do not see the same in parts of a gradient.
+
+    A gradient is the sum over microbatches, replicas and stages. A hook gets one part at a time.
+    """
+    for name, parameter in model.named_parameters():
+        before, behind = gradient_hooks(parameter)
+        if behind or not all(_is_linear(hook, parameter) for hook in before):
+            raise RuntimeMismatchError(
+                f"parameter {printable(name)!r}: has a hook that needs its whole gradient (a clamp,"
+                " a norm, a step of its own), but gets that of one microbatch on one replica; clip"
+                " by clip_norm, or change gradients in the optimizer"
+            )
+
+
+def _is_linear(hook: Any, parameter: nn.Parameter) -> bool:
+    """Whether a hook gives for a sum of gradients the sum of what it gives for each."""
+    if parameter.is_meta:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        torch.randn(parameter.shape, generator=generator).to(parameter.device, parameter.dtype)
+        for _ in range(2)
+    ]
+    try:
+        with torch.no_grad():
+            first, second, both = (hook(g.clone()) for g in (*parts, parts[0] + parts[1]))
+    except Exception:
+        return False
+    if first is None and second is None and both is None:
+        return True  # it only looks
+    rounding = 10 * torch.finfo(parameter.dtype).eps ** 0.75
+    return torch.allclose(first + second, both, rtol=rounding, atol=rounding)
 
 
 def require_separate_memory(model: nn.Module, layout: Layout, stages: Sequence[range]) -> None:

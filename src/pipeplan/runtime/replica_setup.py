@@ -17,6 +17,7 @@ from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.model_checks import (
     require_dense_gradients,
+    require_linear_hooks,
     require_separate_memory,
     require_whole,
 )
@@ -89,6 +90,8 @@ def set_up_replica(
     """
     require_whole(model)
     require_dense_gradients(model)
+    if plan.microbatches > 1 or plan.num_stages < sum(s.num_replicas for s in plan.stages):
+        require_linear_hooks(model)
     groups = [
         dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in placement.ranks
     ]

@@ -16,6 +16,7 @@ __all__ = [
     "TorchDispatchMode",
     "count_changes",
     "default_store",
+    "gradient_hooks",
     "make_wrapper",
 ]
 
@@ -38,6 +39,13 @@ def default_store() -> Any:
 def count_changes(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; autograd counts it."""
     return tensor._version
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The hooks of a leaf: those that change a gradient, and those behind its accumulation."""
+    before = getattr(tensor, "_backward_hooks", None) or {}
+    behind = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    return list(before.values()), list(behind.values())
 
 
 def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:

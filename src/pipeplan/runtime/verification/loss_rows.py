@@ -33,10 +33,10 @@ MOST_ROWS = 8
 """Rows of the batch whose targets are looked at."""
 
 
-def spread_rows(num_rows: int) -> list[int]:
+def spread_rows(num_rows: int, most: int = MOST_ROWS) -> list[int]:
     """A few rows all over the batch, its first and its last among them."""
-    count = min(num_rows, MOST_ROWS)
-    return sorted({round(i * (num_rows - 1) / max(1, count - 1)) for i in range(count)})
+    count = min(num_rows, most)
+    return [round(i * (num_rows - 1) / max(1, count - 1)) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import CodeState
 from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.loss_terms import LossTerms
@@ -85,6 +86,19 @@ class Result:
     """Whether the loss depends on a parameter that is trained."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What modules and their code remember at one moment."""
+
+    of_modules: ModuleState
+    of_code: CodeState
+
+    def put_back(self) -> None:
+        """Let them remember that again."""
+        self.of_modules.put_back()
+        self.of_code.put_back()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCalls:
     """What both runs need to know of a stage."""
@@ -111,6 +125,11 @@ class StageCalls:
             known = set(map(id, found))
             found += [m for m in self.loss.loss_fn.modules() if id(m) not in known]
         return found
+
+    def state(self) -> "KeptState":
+        """What the model and the loss remember now, in their modules and in their code."""
+        modules = self.modules()
+        return KeptState(ModuleState(modules), CodeState(modules, [self.loss.loss_fn]))
 
     def shares(self, samples: Sequence[Sample]) -> list[float]:
         """By how much the loss of each microbatch counts."""
@@ -194,7 +213,7 @@ def try_whole(stage: StageCalls, sample: Sample) -> list[torch.Tensor] | None:
     """
     args, kwargs = sample.copied().call
     with stage.module.whole() as model:
-        state = ModuleState(stage.modules())
+        state = stage.state()
         seed_python("start")
         try:
             with torch.no_grad(), SameRandomness(), warnings.catch_warnings():

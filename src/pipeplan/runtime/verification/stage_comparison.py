@@ -164,7 +164,7 @@ def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None
 def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
     """The whole model's results in training and in evaluation."""
     with stage.module.whole() as model:
-        state = ModuleState(stage.modules())
+        state = stage.state()
         try:
             results = {}
             for trains in (True, False):
@@ -194,7 +194,7 @@ def _run_and_compare(
     stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
-    state = ModuleState(stage.modules())
+    state = stage.state()
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
@@ -252,7 +252,7 @@ def _look_at_rows(
 ) -> tuple[Difference | None, LossOfRows | None]:
     """Refuse a loss that is no mean over rows; say so if rows influence each other in the model."""
     with stage.module.whole():
-        state = ModuleState(stage.modules())
+        state = stage.state()
         try:
             found, output = evaluate_whole(stage, joint)
         except Exception:
@@ -266,23 +266,36 @@ def _look_at_rows(
     shares = stage.shares(samples)
     mean = sum(float(loss) for loss in whole.losses)
     parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
-    if _are_near(found, mean) or not all(map(math.isfinite, (found, mean))):
+    rounding = torch.finfo(stage.amp_dtype or torch.float32).eps ** 0.75
+    kinds = {loss.dtype for loss in whole.losses} | {t.dtype for t in stage.parameters.values()}
+    rounding = max([rounding, *(torch.finfo(kind).eps ** 0.75 for kind in kinds)])
+
+    def is_near(value: float) -> bool:
+        return math.isclose(found, value, rel_tol=5 * rounding, abs_tol=1e-6)
+
+    if is_near(mean) or not all(map(math.isfinite, (found, mean))):
         return None, rows
-    if rows is None and _are_near(found, sum(parts)):
+    if rows is None and is_near(sum(parts)):
         return _in_forward(
             f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
             f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
         ), None
+    text = (
+        f"its loss is {found:.6g} for {joint.num_rows} rows, and {mean:.6g} as the mean of"
+        f" {len(samples)} microbatches"
+    )
+    if rows is None and stage.loss.weight_fn is None:
+        return _in_forward(
+            f"loss_fn: is no mean over rows: {text}; if targets weigh differently (ignore_index),"
+            " compute the loss of the model's output and of targets in loss_fn, and give"
+            " loss_weight_fn; if each microbatch shall have a loss of its own, give"
+            " loss_weight_fn=lambda targets: 1"
+        ), None
     sys.stderr.write(
-        f"pipeplan: rows influence each other in the model or in loss_fn: its loss is {found:.6g}"
-        f" for {joint.num_rows} rows, and {mean:.6g} as the mean of {len(samples)} microbatches;"
-        " each microbatch is computed by itself, as with gradient accumulation\n"
+        f"pipeplan: rows influence each other in the model or in loss_fn: {text}; each microbatch"
+        " is computed by itself, as with gradient accumulation\n"
     )
     return None, rows
-
-
-def _are_near(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def failed(error: RuntimeMismatchError) -> Report:

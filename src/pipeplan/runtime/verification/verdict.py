@@ -14,7 +14,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
-from pipeplan.runtime.verification.loss_rows import LossOfRows
+from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
 from pipeplan.runtime.verification.runs import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
@@ -117,8 +117,8 @@ class Verification:
         # As the runtime runs them: no more microbatches and no larger ones.
         num_samples = min(MOST_SAMPLES, self.num_microbatches, num_rows)
         size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
-        rows = [range(i * size, (i + 1) * size) for i in range(num_samples)]
-        rows.append(range(num_samples * size))
+        chosen = spread_rows(num_rows, num_samples * size)
+        rows = [chosen[i * size : (i + 1) * size] for i in range(num_samples)] + [chosen]
         host = torch.device("cpu")
         calls = aims = None
         if batch is not None:
