@@ -93,6 +93,10 @@ class StageRunner:
         """Whether layers have changed their inputs in place, and get copies since then."""
         return self._clones_inputs
 
+    def clone_inputs(self) -> None:
+        """Give layers copies of their inputs from now on: they change them in place."""
+        self._clones_inputs = True
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluate inside: forwards keep nothing, and layers are in evaluation mode."""

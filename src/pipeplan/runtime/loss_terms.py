@@ -1,4 +1,4 @@
-"""How the last stage computes the loss and the metrics."""
+"""The loss and the metrics of some rows, and by how much these rows count in the batch."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import select_rows
 from pipeplan.splitting.nesting import tensors_in
+from pipeplan.splitting.placeholders import Placeholder
 
 __all__ = ["Function", "LossTerms"]
 
@@ -44,8 +46,26 @@ class LossTerms:
         """The mean loss of some rows; zero if their share of the batch's weight is zero."""
         if share:
             with autocast:
-                loss: torch.Tensor = self.loss_fn(output, targets)
-            return loss
+                loss = self.loss_fn(output, targets)
+            return _one_number(loss)
         # Rows without weight have no mean loss. The backward still has to run through them.
         tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
         return sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    """The loss as a tensor of one number; refuses anything else."""
+    if isinstance(loss, Placeholder):
+        raise RuntimeMismatchError(
+            "loss_fn: uses weights or values of other stages, which the last stage has not; let"
+            " those layers call pipeplan.runtime.add_loss instead"
+        )
+    if not isinstance(loss, torch.Tensor):
+        found = f"a {type(loss).__name__}"
+    elif loss.numel() != 1 or not loss.is_floating_point():
+        found = f"a tensor of shape {tuple(loss.shape)} and type {loss.dtype}"
+    else:
+        return loss.reshape(()) if loss.ndim else loss
+    raise RuntimeMismatchError(
+        f"loss_fn: returned {found}; it has to return a tensor of one number, the mean over rows"
+    )

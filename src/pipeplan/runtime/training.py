@@ -33,15 +33,16 @@ from pipeplan.runtime.optimizers import (
     ParamGroupsFn,
     make_optimizer,
     plan_groups,
+    require_separate_updates,
 )
 from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
-from pipeplan.runtime.saved_training import SavedTraining
+from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
-from pipeplan.runtime.step_checks import require_frozen, require_inputs
+from pipeplan.runtime.step_checks import require_inputs, require_same_model
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
@@ -56,7 +57,6 @@ from pipeplan.runtime.supervision.watchdog import WatchdogOptions
 from pipeplan.runtime.tracing import ALL_REDUCE, BlockTimes, Event, RankTrace, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
-from pipeplan.runtime.verification.nan_note import NanNote
 from pipeplan.runtime.verification.verdict import can_verify
 
 __all__ = ["Pipeline"]
@@ -93,6 +93,8 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        scheduler_fn: from the optimizer to a learning-rate scheduler, which steps after each update
+            and is saved.
         verify: "first-step" compares each stage with the whole model before anything is trained, on
             a few rows of the first batch. Until then, the first replica of each stage keeps the
             whole model. "off" leaves that out.
@@ -124,6 +126,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        scheduler_fn: SchedulerFn | None = None,
         verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
@@ -157,6 +160,7 @@ class Pipeline(SavedTraining):
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, settings)
             self._set_up_training(optimizer_fn, groups, settings)
+            self._set_up_keeping(seed, scheduler_fn)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -169,7 +173,6 @@ class Pipeline(SavedTraining):
         self._times: list[BlockTimes] = []
         self._reduced: Event | None = None
         """The last all-reduce of gradients."""
-        self._nan_note = NanNote()
         self._frozen: dict[str, nn.Parameter] = {}
 
     def _take_place(
@@ -219,13 +222,13 @@ class Pipeline(SavedTraining):
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         self.optimizer = make_optimizer(optimizer_fn, named, groups)
+        require_separate_updates(self.optimizer, num_stages=self.plan.num_stages)
         """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
         schedulers are alike everywhere."""
         self._updater.take_up(self.optimizer, replica)
         self._first_step = FirstStep(
             self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
         )
-        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
@@ -243,6 +246,8 @@ class Pipeline(SavedTraining):
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
+        if self.scheduler is not None and update:
+            self.scheduler.step()
         return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
@@ -298,9 +303,9 @@ class Pipeline(SavedTraining):
         self._watchdog.enter(State.WAITING, "for the start of the step")
         require_inputs(self.rank, self.stage, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
-            require_frozen(self._frozen)
+            require_same_model(self._frozen, self._replica)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
-        self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
+        self._first_step.verify(batch, targets, agreed.rows, self.num_batches, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self._batch_rows, self._times, self._reduced = agreed.rows, [], None
         stats = torch.zeros(
@@ -343,8 +348,6 @@ class Pipeline(SavedTraining):
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
         loss, *numbers = sums
-        if self._is_last and not self.replica and self._replica is not None:
-            self._nan_note.look(loss, self.num_steps, self._replica.module)
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return loss
 

@@ -18,6 +18,7 @@ from pipeplan.runtime.accumulation import Accumulation
 from pipeplan.runtime.exchange.rank_tree import NumberSum
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["OnNan", "Updater"]
 
@@ -55,6 +56,8 @@ class Updater:
         """Whether a batch since the last update had a loss that is not finite."""
         self._was_finite = True
         self._problem: str | None = None
+        self._kept: list[tuple[int, int]] | None = None
+        """The gradients that wait for more batches."""
 
     def take_up(self, optimizer: torch.optim.Optimizer, replica: Replica | None) -> None:
         """Work for this rank; its replica is None if the plan does not use it."""
@@ -64,7 +67,16 @@ class Updater:
             self.norm_parameters = replica.norm_parameters
 
     def gradient_scale(self, weight: float) -> float:
-        """What the last stage multiplies the gradient of a batch's mean loss by."""
+        """What the last stage multiplies the gradient of a batch's mean loss by.
+
+        Raises:
+            RuntimeMismatchError: gradients that are kept have changed meanwhile.
+        """
+        if self._kept is not None and self._kept != self._mark_gradients():
+            raise RuntimeMismatchError(
+                "gradients: were cleared or changed between batches of one update (by zero_grad?);"
+                " leave them alone until a step with update=True"
+            )
         return self.scaler.scale * self.accumulation.factor(weight)
 
     def update(
@@ -92,12 +104,20 @@ class Updater:
             if needs_sums:
                 self._step_by(math.sqrt(squares) if needs_norm else None)
             self.reset()
+        else:
+            self._kept = self._mark_gradients()
         return summed
 
     def reset(self) -> None:
         """Forget the batches since the last update."""
         self.accumulation.reset()
         self._has_nan = False
+        self._kept = None
+
+    def _mark_gradients(self) -> list[tuple[int, int]]:
+        """Which tensors the gradients are, and how often they were changed."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        return [(id(grad), count_changes(grad)) for grad in gradients if grad is not None]
 
     def tell(self, step: int) -> None:
         """Say what was wrong with the step that has just ended.
@@ -129,7 +149,10 @@ class Updater:
         total = stats.new_zeros(())
         for parameter in self.norm_parameters:
             if parameter.grad is not None:
-                for piece in torch.split(parameter.grad.detach().flatten(), CHUNK):
+                gradient = parameter.grad.detach()
+                if gradient.is_complex():
+                    gradient = torch.view_as_real(gradient)
+                for piece in torch.split(gradient.flatten(), CHUNK):
                     total += piece.double().square().sum()
         return total
 

@@ -22,6 +22,8 @@ __all__ = [
     "TorchDispatchMode",
     "count_changes",
     "default_store",
+    "gradient_hooks",
+    "make_wrapper",
     "without_torch_log",
 ]
 
@@ -44,6 +46,20 @@ def default_store() -> Any:
 def count_changes(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; autograd counts it."""
     return tensor._version
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The hooks of a leaf: those that change a gradient, and those behind its accumulation."""
+    before = getattr(tensor, "_backward_hooks", None) or {}
+    behind = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    return list(before.values()), list(behind.values())
+
+
+def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
+    """A tensor of a class with a dispatch of its own: the shape of `like`, and no memory."""
+    return torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )
 
 
 FATAL_LEVEL = 3
