@@ -126,6 +126,7 @@ class DeviceSum(NumberSum):
         return sums
 
 
-def make_sum(tree: RankTree, transport: Transport) -> NumberSum:
-    """The sum that fits the transport."""
+def make_sum(transport: Transport, stage_ranks: Sequence[Sequence[int]]) -> NumberSum:
+    """The sum that fits the transport; `stage_ranks` are the ranks of each stage."""
+    tree = RankTree.of(dist.get_rank(), stage_ranks, dist.get_world_size())
     return TreeSum(tree, transport) if transport.posts_ahead else DeviceSum()

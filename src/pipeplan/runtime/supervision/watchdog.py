@@ -31,6 +31,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.distributed as dist
+
 from pipeplan.documents.text import printable
 from pipeplan.runtime.supervision.courier import Courier, StoreError
 from pipeplan.runtime.supervision.driver import Driver
@@ -139,8 +141,8 @@ class Watchdog:
 
         `is_mismatch` says that the other ranks probably raise the same error by themselves.
         """
-        if os.getpid() != self._pid:
-            return  # a forked child has no part in this
+        if os.getpid() != self._pid:  # a forked child has no part in this
+            return
         failure = failure_of(self._rank, error, is_mismatch=is_mismatch)
         self.failure = self._line(failure)
         if failure.kind is FailureKind.INTERRUPTED:
@@ -190,7 +192,7 @@ class Watchdog:
         self._courier.close(timeout_s=1.0)
 
     def _at_exit(self) -> None:
-        """The program ends: tell others why; rank 0 may hold the store, so it lets them read."""
+        """The program ends: tell others why; rank 0 lets them read, unless its store has ended."""
         if os.getpid() != self._pid:
             return
         self.await_end()
@@ -200,7 +202,7 @@ class Watchdog:
                 self.report(error)
             self.close("ended its program")
         if self._rank == 0:
-            deadline_s = time.monotonic() + 2.5 * self._options.beat_s
+            deadline_s = time.monotonic() + 2.5 * self._options.beat_s * dist.is_initialized()
             with contextlib.suppress(StoreError):
                 while time.monotonic() < deadline_s and not self._are_others_done():
                     time.sleep(POLL_S)
