@@ -8,8 +8,7 @@
       |- 2
 
 A stage that comes later ends its last backward earlier. So sums come up while the first stage still
-computes. Each rank sends and receives few messages: an all-reduce over gloo has about five times as
-many.
+computes. An all-reduce over gloo has more messages.
 """
 
 from collections.abc import Sequence
