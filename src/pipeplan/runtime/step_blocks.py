@@ -16,7 +16,7 @@ from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
-from pipeplan.runtime.tracing import BlockTimes
+from pipeplan.runtime.tracing import BlockTimes, Times
 
 __all__ = ["StepBlocks"]
 
@@ -48,7 +48,7 @@ class StepBlocks:
     """Where the loss and the metrics are summed."""
     watchdog: Watchdog
     timing: DeviceTiming
-    times: list[BlockTimes]
+    times: list[Times]
     """Where it is noted when each block waited and ran."""
 
     def run(self, order: Sequence[Block]) -> None:

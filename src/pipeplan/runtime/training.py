@@ -23,7 +23,7 @@ from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
-from pipeplan.runtime.exchange.rank_tree import RankTree, make_sum
+from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
@@ -54,7 +54,7 @@ from pipeplan.runtime.supervision.error_policy import (
 from pipeplan.runtime.supervision.meeting import confirm, meet
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import WatchdogOptions
-from pipeplan.runtime.tracing import ALL_REDUCE, BlockTimes, Event, RankTrace, write_trace
+from pipeplan.runtime.tracing import RankTrace, ReduceTimes, Times, events_of, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
 from pipeplan.runtime.verification.verdict import can_verify
@@ -170,9 +170,7 @@ class Pipeline(SavedTraining):
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._batch_rows = 0
-        self._times: list[BlockTimes] = []
-        self._reduced: Event | None = None
-        """The last all-reduce of gradients."""
+        self._times: list[Times] = []
         self._frozen: dict[str, nn.Parameter] = {}
 
     def _take_place(
@@ -201,8 +199,7 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
-        tree = RankTree.of(self.rank, placement.ranks, dist.get_world_size())
-        self._sum = make_sum(tree, self._transport)
+        self._sum = make_sum(self._transport, placement.ranks)
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
@@ -273,7 +270,7 @@ class Pipeline(SavedTraining):
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
-            self._reduced = Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter())
+            self._times.append(ReduceTimes(reduce_s, time.perf_counter()))
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
@@ -307,7 +304,7 @@ class Pipeline(SavedTraining):
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
         self._first_step.verify(batch, targets, agreed.rows, self.num_batches, self._watchdog)
         self._watchdog.note_batch(agreed.key)
-        self._batch_rows, self._times, self._reduced = agreed.rows, [], None
+        self._batch_rows, self._times = agreed.rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -358,16 +355,13 @@ class Pipeline(SavedTraining):
 
         All ranks have to call it. Rank 0 writes.
         """
-        events = [event for times in self._times for event in times.events()]
-        if self._reduced is not None:
-            events.append(self._reduced)
         trace = RankTrace(
             rank=self.rank,
             stage=self.stage,
             replica=self.replica,
             zero_s=self._zero_s,
             start_s=self._start_s,
-            events=tuple(events),
+            events=events_of(self._times),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         with in_collective(self._watchdog, "write_trace"):

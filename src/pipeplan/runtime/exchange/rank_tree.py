@@ -8,8 +8,7 @@
       |- 2
 
 A stage that comes later ends its last backward earlier. So sums come up while the first stage still
-computes. Each rank sends and receives few messages: an all-reduce over gloo has about five times as
-many.
+computes. An all-reduce over gloo has more messages.
 """
 
 from collections.abc import Sequence
@@ -126,6 +125,7 @@ class DeviceSum(NumberSum):
         return sums
 
 
-def make_sum(tree: RankTree, transport: Transport) -> NumberSum:
-    """The sum that fits the transport."""
+def make_sum(transport: Transport, stage_ranks: Sequence[Sequence[int]]) -> NumberSum:
+    """The sum that fits the transport; `stage_ranks` are the ranks of each stage."""
+    tree = RankTree.of(dist.get_rank(), stage_ranks, dist.get_world_size())
     return TreeSum(tree, transport) if transport.posts_ahead else DeviceSum()

@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.distributed as dist
+
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.supervision.activity import Activity
 from pipeplan.runtime.supervision.courier import ANSWER_S, Courier, StoreError
@@ -168,7 +170,7 @@ class Watchdog:
         self._crew.courier.close(timeout_s=1.0)
 
     def _at_exit(self) -> None:
-        """The program ends: tell others why; rank 0 may hold the store, so it lets them read."""
+        """The program ends: tell others why; rank 0 lets them read, unless its store has ended."""
         if os.getpid() != self._pid:
             return
         self.await_end()
@@ -177,7 +179,8 @@ class Watchdog:
             if isinstance(error, Exception) and self.failure is None:
                 self.report(error)
             self.close("ended its program")
-        if self._crew.rank == 0:
+        # A store that this program has destroyed answers nobody.
+        if self._crew.rank == 0 and dist.is_initialized():
             with contextlib.suppress(StoreError):
                 self._let_others_read()
             self._crew.courier.close(timeout_s=0.1)
