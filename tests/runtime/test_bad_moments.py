@@ -145,7 +145,7 @@ def check(folder, victim, moment, what):
     assert f"rank {victim} " in last[0]
     assert took_s < LIMIT_S
     assert all(code != 0 for rank, code in enumerate(codes) if rank != victim)
-    assert ("Traceback" in printed) == (what in ("raise", "interrupt"))
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize(

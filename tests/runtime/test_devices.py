@@ -70,8 +70,8 @@ def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(dist, "PrefixStore", MagicMock())
-    monkeypatch.setattr(launching, "Arrival", MagicMock())
-    monkeypatch.setattr(launching, "_meet", lambda *_: (MagicMock(), []))
+    for name in ("_meet", "_watch_start", "keep_for_pipeline"):
+        monkeypatch.setattr(launching, name, MagicMock())
 
     def init(backend, *, device_id=None, **_):
         cuda.calls.append(("init", backend, str(device_id)))

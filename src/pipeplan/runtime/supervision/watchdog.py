@@ -176,7 +176,7 @@ class Watchdog:
         self.await_end()
         if not self._watcher.stop.is_set():
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-            if isinstance(error, Exception) and self.failure is None:
+            if isinstance(error, Exception | KeyboardInterrupt) and self.failure is None:
                 self.report(error)
             self.close("ended its program")
         # A store that this program has destroyed answers nobody.
