@@ -179,10 +179,11 @@ class Watchdog:
             if isinstance(error, Exception | KeyboardInterrupt) and self.failure is None:
                 self.report(error)
             self.close("ended its program")
-        # A store that this program has destroyed answers nobody.
-        if self._crew.rank == 0 and dist.is_initialized():
+        if self._crew.rank == 0:
+            # A store that this program has destroyed answers nobody.
             with contextlib.suppress(StoreError):
-                self._let_others_read()
+                if dist.is_initialized():
+                    self._let_others_read()
             self._crew.courier.close(timeout_s=0.1)
 
     def _let_others_read(self) -> None:
