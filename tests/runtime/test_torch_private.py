@@ -108,3 +108,27 @@ def test_private_names_stand_in_one_module(room):
         if path.name != "torch_private.py"
     }
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_gradient_hooks():
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert torch_private.gradient_hooks(weight) == ([], [])
+    weight.register_hook(abs)
+    weight.register_post_accumulate_grad_hook(print)
+    assert torch_private.gradient_hooks(weight) == ([abs], [print])
+
+
+def test_make_wrapper():
+    seen = []
+
+    class Wrapped(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return torch.zeros(1)
+
+    like = torch.empty(2, 3, device="meta").T
+    made = torch_private.make_wrapper(Wrapped, like, torch.device("cpu"))
+    assert (made.shape, made.stride(), made.device.type) == ((3, 2), (1, 3), "cpu")
+    torch.neg(made)
+    assert seen == ["aten.neg.default"]

@@ -269,7 +269,7 @@ class _ListStage(StageModule):
             if kwargs.get(name) or getattr(config, name, False):
                 raise RuntimeMismatchError(
                     f"model: {name} collects something of each layer, but a stage has only its"
-                    " own; set it to False"
+                    " own; set it to False (routers may call pipeplan.runtime.add_loss in a hook)"
                 )
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

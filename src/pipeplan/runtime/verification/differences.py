@@ -23,6 +23,11 @@ READS_LAYERS = (
     "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
     " only this stage's; call pipeplan.runtime.add_loss in those layers instead"
 )
+NOT_THERE = (
+    "a stage has only its own layers, so what others keep (losses, activations, globals, closures)"
+    " is not there; pass it on from layer to layer, or let those layers call"
+    " pipeplan.runtime.add_loss"
+)
 REMEMBERS = (
     "model: gives another result for the same rows when it runs again; it remembers something"
     " outside of its modules (a global, a class attribute, a closure, a cache), or draws from a"

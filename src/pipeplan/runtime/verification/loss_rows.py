@@ -13,6 +13,7 @@ because only some rows may be padded.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ class LossOfRows:
         state, randomness = ModuleState(modules), SameRandomness()
         randomness.is_noting = True
         try:
-            with torch.no_grad(), randomness:
+            with torch.no_grad(), randomness, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a single row may have no deviation
                 found = self._find(marked, spread_rows(num_rows))
         except Exception:
             return None  # outputs of some rows do not fit to the targets of others

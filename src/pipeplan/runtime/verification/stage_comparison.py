@@ -27,7 +27,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.verification.differences import (
-    READS_LAYERS,
+    NOT_THERE,
     REMEMBERS,
     Difference,
     are_close,
@@ -92,7 +92,10 @@ def compare_stage(
     """
     module = stage.module
     own_state = ModuleState(module.model.modules(), parameters=True)
+    marks = _marks(module.model)
     before = try_whole(stage, samples[0])
+    changed = _changed(module.model, marks)
+    own_state.put_back()
     with _nudged([*module.model.parameters(), *module.rest.tensors]):
         own = {id(parameter) for parameter in module.model.parameters()}
         separated = module.rest.separate(own)
@@ -102,12 +105,10 @@ def compare_stage(
             if len(held_by[name]) > 1 and id(parameter) not in separated
         ]
         loss_rows = None
-        marks = _marks(module.model)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
-                changed = _changed(module.model, marks)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
                 if joint is not None and difference is None and module.is_last:
                     aims = spread or (joint.targets, joint.num_rows)
@@ -210,7 +211,7 @@ def _run_and_compare(
             note = "; ".join(getattr(error, "__notes__", []))
             text = (
                 f"layers {stage.module.layers_text}: raise when they run as a stage, but not in the"
-                f" whole model: {_first_line(error)}; {note or READS_LAYERS}"
+                f" whole model: {_first_line(error)}; {note or NOT_THERE}"
             )
             return _in_forward(text), trained
         finally:
