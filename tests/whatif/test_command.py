@@ -52,6 +52,14 @@ def test_a_lost_stage_is_said_so(run, plan_file):
     assert "stops" in out
 
 
+def test_a_plan_that_never_fitted_is_said_so(run, tmp_path):
+    path = tmp_path / "gpipe.plan.json"
+    write_plan(plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), 16, planner="gpipe"), path)
+    code, out, _ = run("whatif", path, "--slower", "h0d0=0.5")
+    assert code == 0
+    assert "The old plan does not fit, and did not before." in out
+
+
 def test_figures_as_json(run, plan_file):
     code, out, err = run("whatif", plan_file, "--link", "h0,h1=0.125", "--json")
     assert (code, err) == (0, "")

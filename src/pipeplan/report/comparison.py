@@ -43,7 +43,7 @@ def fastest_two(comparison: Comparison) -> SideBySide | None:
     plans = dict(islice(comparison.plans.items(), 2))
     if len(plans) < 2:
         return None
-    return SideBySide(heading="The two fastest plans", words="", plans=plans)
+    return SideBySide(heading="The first two planners", words="", plans=plans)
 
 
 def _cells(

@@ -34,8 +34,10 @@ def verdict(answer: WhatIf) -> str:
         return f"No plan was found for the changed cluster: {printable(reason)}"
     left = _compared(answer.cost_replanned)
     if answer.kept is None or answer.kept_problem:
-        does = "run" if answer.kept is None else "fit"
-        return f"The old plan does not {does} any more. With a new plan an iteration is {left}."
+        does = "run any more" if answer.kept is None else "fit any more"
+        if answer.kept is not None and memory_excesses(answer.before):
+            does = "fit, and did not before"
+        return f"The old plan does not {does}. With a new plan an iteration is {left}."
     if answer.is_kept_best:
         return f"An iteration is {left}. The old plan is still the best one known."
     won = 100 * (answer.won_back or 0.0)
