@@ -324,6 +324,7 @@ def test_matrices():
         (PIPER.replace('"TMPCs"', '"other"', 1), "nodes[0].TMPCs: is missing"),
         (PIPER.replace("0.030492", "1e309"), "is not a finite number"),
         ('{"nodes": []}', "nodes: is empty"),
+        ('{"format": "pipeplan.model/1"}', "is a file of pipeplan itself"),
         ('{"nodes": 3, "edges": []}', "nodes: is not a list"),
         ("[" * 100_000, "is nested deeper"),
         (LAYERS_CSV.replace("parameter_bytes", "params", 1), "'params' is no known column"),

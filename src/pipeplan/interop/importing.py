@@ -29,6 +29,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 
+OWN_MARK_WITHIN = 1000
+"""Our own files say what they are within so many characters."""
+
 
 def import_text(text: str, settings: ImportSettings, source_format: str | None = None) -> Imported:
     """The model or the cluster in a text, whose format is recognised unless it is given."""
@@ -42,6 +45,8 @@ def recognise(text: str) -> str:
     """The name of the format that a text seems to be in, from its first characters."""
     begin = text.lstrip()[:1]
     if begin in ("{", "["):
+        if '"pipeplan.' in text[:OWN_MARK_WITHIN]:
+            raise InputError("is a file of pipeplan itself; it needs no import")
         return "torch-trace" if '"traceEvents"' in text else "piper"
     if is_nccl_topology(text):
         return "nccl"
