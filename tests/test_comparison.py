@@ -71,7 +71,7 @@ class TestRows:
             return replace(draft, bound=bound)
 
         planners = {"bounded": bounded, "gpipe": BASELINES["gpipe"]}
-        comparison = compare(even_model(4, 1, 2), flat_cluster(2), 4, planners)
+        comparison = compare(even_model(4, 1, 2), flat_cluster(2), 4, planners, divisible=True)
         rows = {row.planner: row for row in comparison.rows}
         assert rows["bounded"].gap == pytest.approx(0.25)
         slower = rows["gpipe"].iteration_ms / rows["bounded"].iteration_ms

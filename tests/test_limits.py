@@ -96,6 +96,30 @@ class TestTightMemory:
         made = plan(replace(model, layers=layers), replace(flat_cluster(1), devices=devices), 8)
         assert made.predicted.peak_memory_gb["d0"] < 1.5
 
+    def test_layers_are_matched_to_devices_of_different_memory(self):
+        """Twelve layers that just fit twelve devices, each only one of them; in no usual order."""
+        layer = LayerProfile(
+            name="l", forward_ms=1, backward_ms=1, output_bytes=1e6, parameter_bytes=1e9
+        )
+        sizes_gb = [1.0 + 0.5 * index for index in range(12)]
+        model = ModelProfile(
+            name="m",
+            microbatch_size=1,
+            layers=tuple(
+                replace(layer, name=str(size), parameter_bytes=size * 1e9) for size in sizes_gb
+            ),
+            optimizer_bytes_per_parameter_byte=0,
+        )
+        free = flat_cluster(12)
+        random.Random(3).shuffle(sizes_gb)
+        devices = tuple(
+            replace(device, memory_gb=size + 0.1)
+            for device, size in zip(free.devices, sizes_gb, strict=True)
+        )
+        made = plan(model, replace(free, devices=devices), 2, effort=0.01)
+        assert check(made, strict_memory=True).errors == ()
+        assert made.num_stages == 12
+
     def test_the_70b_model_fits_64_devices_of_80_gb(self):
         made = plan(zoo.model("llama-70b"), zoo.cluster("8x8-100g"), 16, effort=0.05)
         assert check(made, strict_memory=True).errors == ()
@@ -150,10 +174,7 @@ class TestWholeSamples:
             problem = make_problem(model, cluster, microbatches)
             instance = problem.within_samples().kernel_instance()
             stages = tuple(
-                replace(
-                    shared_stage(instance, stage.layers, stage.devices),
-                    recompute=rng.random() < 0.3,
-                )
+                shared_stage(instance, stage.layers, stage.devices, recompute=rng.random() < 0.3)
                 for stage in random_cover(rng, model, cluster)
             )
             placed = placed_plan(instance, stages)

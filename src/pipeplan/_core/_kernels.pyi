@@ -104,8 +104,10 @@ class Instance:
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
-    def shares(self, devices: Sequence[int]) -> list[float]:
-        """The share of a microbatch that each of these devices takes."""
+    def shares(
+        self, devices: Sequence[int], first_layer: int, end_layer: int, mode: int = 0
+    ) -> list[float]:
+        """The share of a microbatch that each device of a stage takes."""
     def with_layers(
         self,
         *,
@@ -119,7 +121,7 @@ class Instance:
         """Another model on the same devices."""
     @property
     def has_equal_devices(self) -> bool:
-        """Whether all devices have one speed and all links one rate and one latency."""
+        """Whether all devices are alike: speed, memory, links, and none has to serve a stage."""
     @property
     def num_layers(self) -> int: ...
     @property
@@ -212,6 +214,18 @@ def prove_on_sets(
     deadline: float = ...,
 ) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
     """As `plan_on_sets`, and single plans are looked at; also a faster plan with its schedule."""
+
+def prove_on_near_sets(
+    instance: Instance,
+    capacity: int,
+    proved_ms: float,
+    limit_ms: float,
+    dp_steps: float,
+    steps: float,
+    num_threads: int,
+    deadline: float = ...,
+) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
+    """As `prove_on_sets`, where only small sets of devices are known; without other plans."""
 
 def relaxed_bound(
     instance: Instance,

@@ -151,9 +151,12 @@ void require_devices(const Instance& instance, const std::vector<int>& devices) 
     for (int u : devices) require(u >= 0 && u < instance.num_devices, "devices: one is unknown");
 }
 
-std::vector<double> py_shares(const Instance& instance, const std::vector<int>& devices) {
+std::vector<double> py_shares(const Instance& instance, const std::vector<int>& devices,
+                              int first_layer, int end_layer, int mode) {
     require_devices(instance, devices);
-    return instance.shares(devices);
+    require(first_layer >= 0 && first_layer < end_layer && end_layer <= instance.num_layers,
+            "layers: are none of the model's");
+    return shares_of_stage(instance, first_layer, end_layer, devices, mode);
 }
 
 std::vector<int> py_caps(const Instance& instance, const PlacedPlan& plan) {
@@ -312,6 +315,18 @@ nb::tuple py_plan_on_order(const Instance& instance, Ints sizes, int capacity, d
         }));
 }
 
+nb::tuple proved_to_python(ProvedPlans&& proved, std::size_t num_microbatches) {
+    nb::list found;
+    if (!proved.found.codes.empty()) {
+        const std::size_t S = proved.found.plan.num_stages();
+        found.append(nb::make_tuple(proved.found.iteration_ms,
+                                    nb::cast(std::move(proved.found.plan)),
+                                    to_numpy(std::move(proved.found.codes), {S, 2 * num_microbatches})));
+    }
+    nb::tuple plans = candidates_to_python(std::move(proved.candidates));
+    return nb::make_tuple(plans[0], plans[1], found);
+}
+
 nb::tuple py_prove_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
                            double limit_ms, int num_best, double steps, int num_threads,
                            double deadline) {
@@ -321,15 +336,21 @@ nb::tuple py_prove_on_sets(const Instance& instance, std::vector<int> class_of, 
     ProvedPlans proved = run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
         return plan_on_sets(instance, class_of, limits, steps, pool, control);
     });
-    nb::list found;
-    if (!proved.found.codes.empty()) {
-        const std::size_t S = proved.found.plan.num_stages(), M = instance.num_microbatches;
-        found.append(nb::make_tuple(proved.found.iteration_ms,
-                                    nb::cast(std::move(proved.found.plan)),
-                                    to_numpy(std::move(proved.found.codes), {S, 2 * M})));
-    }
-    nb::tuple plans = candidates_to_python(std::move(proved.candidates));
-    return nb::make_tuple(plans[0], plans[1], found);
+    return proved_to_python(std::move(proved), instance.num_microbatches);
+}
+
+nb::tuple py_prove_on_near_sets(const Instance& instance, int capacity, double proved_ms,
+                                double limit_ms, double dp_steps, double steps, int num_threads,
+                                double deadline) {
+    const DpLimits limits = dp_limits(capacity, limit_ms, 0);
+    require_not_nan(proved_ms, "proved_ms: is not a number");
+    require_not_nan(dp_steps, "dp_steps: is not a number");
+    require(steps >= 0 && steps < 1e18, "steps: is not within 0..1e18");
+    require_full_links(instance);
+    ProvedPlans proved = run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+        return prove_on_near_sets(instance, limits, proved_ms, dp_steps, steps, pool, control);
+    });
+    return proved_to_python(std::move(proved), instance.num_microbatches);
 }
 
 nb::tuple py_plan_on_sets(const Instance& instance, std::vector<int> class_of, int capacity,
@@ -422,7 +443,7 @@ void bind_classes(nb::module_& m) {
              "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits(),
              "shared"_a.none() = nb::none())
         .def("on_devices", &Instance::on_devices, "order"_a)
-        .def("shares", &py_shares, "devices"_a)
+        .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
              "activation_bytes"_a = std::vector<double>())
@@ -461,6 +482,8 @@ NB_MODULE(_kernels, m) {
           "num_best"_a, "num_threads"_a, "deadline"_a = never);
     m.def("prove_on_sets", &py_prove_on_sets, "instance"_a, "class_of"_a, "capacity"_a,
           "limit_ms"_a, "num_best"_a, "steps"_a, "num_threads"_a, "deadline"_a = never);
+    m.def("prove_on_near_sets", &py_prove_on_near_sets, "instance"_a, "capacity"_a, "proved_ms"_a, "limit_ms"_a,
+          "dp_steps"_a, "steps"_a, "num_threads"_a, "deadline"_a = never);
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);

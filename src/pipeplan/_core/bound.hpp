@@ -15,6 +15,7 @@ struct StageCosts {
     double forward, backward, all_reduce;
     int cap = kNoCap;
     double rounds = 0.0;
+    bool shares_by_memory = false;  // devices with the most memory take a sample more (Instance::shares)
 };
 
 struct ChannelCosts {

@@ -211,7 +211,7 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
                     half_duplex, num_microbatches, microbatch_size, max_replicas, std::move(mine));
 }
 
-std::vector<double> Instance::shares(const std::vector<int>& devices) const {
+std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_memory) const {
     const int k = static_cast<int>(devices.size());
     if (shares_evenly(k)) return std::vector<double>(k, 1.0 / k);
     const double samples = microbatch_size;
@@ -219,9 +219,11 @@ std::vector<double> Instance::shares(const std::vector<int>& devices) const {
     for (int i = 0; i < k; ++i) order[i] = i;
     const auto memory = [&](int i) { return has_memory() ? limits.memory_bytes[devices[i]] : 0.0; };
     std::sort(order.begin(), order.end(), [&](int a, int b) {
-        const double one = speed[devices[a]], other = speed[devices[b]];
-        if (one != other) return one > other;
-        if (memory(a) != memory(b)) return memory(a) > memory(b);
+        const double faster = speed[devices[a]] - speed[devices[b]];
+        const bool has_more = memory(a) > memory(b), has_less = memory(a) < memory(b);
+        if (by_memory && (has_more || has_less)) return has_more;
+        if (faster != 0) return faster > 0;
+        if (has_more || has_less) return has_more;
         return devices[a] < devices[b];
     });
     std::vector<double> result(k, (microbatch_size / k) / samples);
@@ -230,7 +232,10 @@ std::vector<double> Instance::shares(const std::vector<int>& devices) const {
 }
 
 bool Instance::has_equal_devices() const {
-    return !shared && bytes_per_ms.is_one_number() && latency_ms.is_one_number() &&
+    const std::vector<double>& memory = limits.memory_bytes;
+    const bool has_ends = limits.first_device >= 0 || limits.last_device >= 0;
+    return !shared && bytes_per_ms.is_one_number() && latency_ms.is_one_number() && !has_ends &&
+           std::all_of(memory.begin(), memory.end(), [&](double m) { return m == memory[0]; }) &&
            std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
 }
 

@@ -27,6 +27,12 @@ struct PlanLimits {
     double input_bytes = 0.0;                    // into the first layer
     int min_stages = 1, max_stages = std::numeric_limits<int>::max();
     int first_device = -1, last_device = -1;     // serve the first and the last stage; -1: any
+
+    // Whether the number of stages or the devices at the ends matter. Single plans are then not listed.
+    bool has_constraints() const {
+        return min_stages > 1 || max_stages < std::numeric_limits<int>::max() || first_device >= 0 ||
+               last_device >= 0;
+    }
 };
 
 // How a stage runs, as bits of one number.
@@ -113,7 +119,8 @@ class Instance {
     // Another model on the same devices.
     Instance with_layers(LayerCosts layers) const;
 
-    // Whether all devices have one speed and all links one rate and one latency.
+    // Whether all devices have one speed and one memory, all links one rate and one latency, and no
+    // device has to serve a certain stage.
     bool has_equal_devices() const;
     // Whether links can be read by index.
     bool has_full_links() const { return bytes_per_ms.is_full() && latency_ms.is_full(); }
@@ -128,8 +135,9 @@ class Instance {
         return static_cast<double>(microbatch_size / num_devices + 1) / microbatch_size;
     }
     // The share of each of these devices. Whole samples are divided as evenly as can be; the fastest
-    // devices take one more, among equally fast ones those with the most memory.
-    std::vector<double> shares(const std::vector<int>& devices) const;
+    // devices take one more, among equally fast ones those with the most memory. With `by_memory` it
+    // is the other way round, for stages that do not fit else.
+    std::vector<double> shares(const std::vector<int>& devices, bool by_memory = false) const;
     // What enters a layer from those before it.
     double bytes_into(int layer) const {
         return layer ? output_bytes[layer - 1] : limits.input_bytes;

@@ -85,11 +85,20 @@ struct ProvedPlans {
 ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
                          const DpLimits& limits, double proof_steps, Pool& pool, Control& control);
 
+// The same where there are too many sets: only small ones are known, and of the larger ones the size.
+// `proved_ms` is known to be a bound, and rises. `dp_steps` says how much the recursion may look at.
+ProvedPlans prove_on_near_sets(const Instance& instance, const DpLimits& limits, double proved_ms,
+                               double dp_steps, double proof_steps, Pool& pool, Control& control);
+
 // A lower bound on the time of all plans. It knows only the size of each device set, and takes the
 // best links that sets of this size could have. Neighbouring sizes form groups; `buckets` has the
 // largest size of each group. Link rates form at most `max_levels` groups.
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
+
+// The share of each device of a stage (Instance::shares), as far as memory allows.
+std::vector<double> shares_of_stage(const Instance& instance, int first_layer, int end_layer,
+                                    const std::vector<int>& devices, int mode);
 
 // The most microbatches that each stage of a plan may hold, at most all of them; empty if a stage
 // does not fit or has too many replicas, or if a path is missing.

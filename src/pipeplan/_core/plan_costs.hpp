@@ -54,7 +54,7 @@ struct SetShares {
 };
 
 inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devices,
-                               double slowest_speed) {
+                               double slowest_speed, bool by_memory = false) {
     const int k = static_cast<int>(devices.size());
     const auto memory = [&](int i) { return in.limits.memory_bytes[devices[i]]; };
     SetShares result{1.0 / (k * slowest_speed), {1.0 / k, kInfinity, 1.0 / k, kInfinity}};
@@ -63,7 +63,7 @@ inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devic
         for (int i = 0; in.has_memory() && i < k; ++i) room.more_bytes = std::min(room.more_bytes, memory(i));
         return result;
     }
-    const std::vector<double> shares = in.shares(devices);
+    const std::vector<double> shares = in.shares(devices, by_memory);
     room.more_share = *std::max_element(shares.begin(), shares.end());
     room.fewer_share = *std::min_element(shares.begin(), shares.end());
     result.rate = 0.0;
@@ -81,28 +81,42 @@ inline StageNeeds needs_of(const Instance& in, int first_layer, int end_layer) {
             in.activation_bytes(first_layer, end_layer), in.bytes_into(first_layer)};
 }
 
+// Whether the fastest devices of a set may not be those with the most memory, and it matters.
+inline bool can_share_by_memory(const Instance& in, int num_devices) {
+    return in.has_memory() && !in.shares_evenly(num_devices);
+}
+
 // The costs of a stage in a mode; false if a path is missing, if a stage may not have so many devices
-// or if it does not fit their memory.
+// or if it does not fit their memory. If it fits only so, the devices with the most memory take more
+// samples; `may_share_by_memory` allows that.
 inline bool cost_stage(const Instance& in, int first_layer, int end_layer, const SetLinks& links,
-                       const std::vector<int>& devices, int mode, StageCosts& costs) {
+                       const std::vector<int>& devices, int mode, StageCosts& costs,
+                       bool may_share_by_memory = false) {
     const Ring ring =
         make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms);
     if (!ring.connected) return false;
-    const SetShares shares = shares_of_set(in, devices, links.slowest_speed);
-    const double forward = shares.rate * in.forward_ms(first_layer, end_layer);
-    const double backward = shares.rate * in.backward_ms(first_layer, end_layer);
-    costs = {forward, mode & kRecomputes ? backward + forward : backward,
-             ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
-    if (!in.has_memory()) return true;
-    const int cap = most_in_flight(in, shares.room, needs_of(in, first_layer, end_layer), mode);
-    set_cap(costs, cap, in.num_microbatches);
-    return cap > 0;
+    const auto fits = [&](bool by_memory) {
+        const SetShares shares = shares_of_set(in, devices, links.slowest_speed, by_memory);
+        const double forward = shares.rate * in.forward_ms(first_layer, end_layer);
+        const double backward = shares.rate * in.backward_ms(first_layer, end_layer);
+        costs = {forward, mode & kRecomputes ? backward + forward : backward,
+                 ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
+        costs.shares_by_memory = by_memory;
+        if (!in.has_memory()) return true;
+        const int cap = most_in_flight(in, shares.room, needs_of(in, first_layer, end_layer), mode);
+        set_cap(costs, cap, in.num_microbatches);
+        return cap > 0;
+    };
+    return fits(false) ||
+           (may_share_by_memory && can_share_by_memory(in, links.num_devices) && fits(true));
 }
 
 // The costs of a channel whose stages have devices with different shares; without shared links.
 inline bool cost_uneven_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
-                                const std::vector<int>& next_devices, ChannelCosts& costs) {
-    const std::vector<double> shares = in.shares(devices), next_shares = in.shares(next_devices);
+                                const std::vector<int>& next_devices, ChannelCosts& costs,
+                                bool by_memory, bool next_by_memory) {
+    const std::vector<double> shares = in.shares(devices, by_memory);
+    const std::vector<double> next_shares = in.shares(next_devices, next_by_memory);
     const double output = in.output_bytes[end_layer - 1], gradient = in.gradient_bytes[end_layer - 1];
     costs = {0.0, 0.0};
     for (std::size_t a = 0; a < devices.size(); ++a) {
@@ -120,7 +134,8 @@ inline bool cost_uneven_channel(const Instance& in, int end_layer, const std::ve
 
 // The same as below, without shared links.
 inline bool cost_own_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
-                         const std::vector<int>& next_devices, ChannelCosts& costs) {
+                             const std::vector<int>& next_devices, ChannelCosts& costs,
+                             bool by_memory, bool next_by_memory) {
     const int k = static_cast<int>(devices.size()), k_next = static_cast<int>(next_devices.size());
     const bool is_uneven = !in.shares_evenly(k) || !in.shares_evenly(k_next);
     const double part = is_uneven ? in.largest_share(k) * in.largest_share(k_next)
@@ -134,7 +149,9 @@ inline bool cost_own_channel(const Instance& in, int end_layer, const std::vecto
         return rate > 0;
     }
     costs = {0.0, 0.0};
-    if (is_uneven) return cost_uneven_channel(in, end_layer, devices, next_devices, costs);
+    if (is_uneven)
+        return cost_uneven_channel(in, end_layer, devices, next_devices, costs, by_memory,
+                                   next_by_memory);
     for (int u : devices) {
         for (int v : next_devices) {
             const double forth = in.bytes_per_ms(u, v), back = in.bytes_per_ms(v, u);
@@ -149,11 +166,14 @@ inline bool cost_own_channel(const Instance& in, int end_layer, const std::vecto
 // The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing. Where
 // links are shared, the least that they can be.
 inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
-                         const std::vector<int>& next_devices, ChannelCosts& costs) {
-    if (!cost_own_channel(in, end_layer, devices, next_devices, costs)) return false;
+                         const std::vector<int>& next_devices, ChannelCosts& costs,
+                         bool by_memory = false, bool next_by_memory = false) {
+    if (!cost_own_channel(in, end_layer, devices, next_devices, costs, by_memory, next_by_memory))
+        return false;
     if (!in.shared) return true;
-    const SharedLinks::LeastTimes least = in.shared->least_times(
-        devices, in.shares(devices), next_devices, in.shares(next_devices));
+    const SharedLinks::LeastTimes least =
+        in.shared->least_times(devices, in.shares(devices, by_memory), next_devices,
+                               in.shares(next_devices, next_by_memory));
     costs.there = std::max(costs.there, least.there_ms_per_byte * in.output_bytes[end_layer - 1]);
     costs.back = std::max(costs.back, least.back_ms_per_byte * in.gradient_bytes[end_layer - 1]);
     return true;
@@ -167,19 +187,24 @@ class PlacedCosts {
         const int S = plan.num_stages();
         for (int n = 0; n < S; ++n) {
             const std::vector<int>& devices = plan.devices()[n];
-            const int end = plan.end_layer()[n];
             StageCosts stage;
-            ChannelCosts channel{0.0, 0.0};
-            is_possible_ =
-                is_possible_ &&
-                cost_stage(in, n ? plan.end_layer()[n - 1] : 0, end, links_of_set(in, devices),
-                           devices, plan.modes()[n], stage) &&
-                (n + 1 == S || cost_channel(in, end, devices, plan.devices()[n + 1], channel));
+            is_possible_ = is_possible_ && cost_stage(in, n ? plan.end_layer()[n - 1] : 0,
+                                                      plan.end_layer()[n], links_of_set(in, devices),
+                                                      devices, plan.modes()[n], stage, true);
             if (!is_possible_) return;
             forward_.push_back(stage.forward), backward_.push_back(stage.backward);
             all_reduce_.push_back(stage.all_reduce);
+            by_memory_.push_back(stage.shares_by_memory);
             if (in.has_memory()) caps_.push_back(stage.cap);
-            there_.push_back(channel.there), back_.push_back(channel.back);
+        }
+        there_.assign(S, 0.0), back_.assign(S, 0.0);
+        for (int n = 0; n + 1 < S; ++n) {
+            ChannelCosts channel;
+            is_possible_ = is_possible_ &&
+                           cost_channel(in, plan.end_layer()[n], plan.devices()[n],
+                                        plan.devices()[n + 1], channel, by_memory_[n], by_memory_[n + 1]);
+            if (!is_possible_) return;
+            there_[n] = channel.there, back_[n] = channel.back;
         }
         if (in.shared) flows_ = std::make_unique<PlanFlows>(in, plan.end_layer(), shares_of(in, plan));
     }
@@ -192,16 +217,17 @@ class PlacedCosts {
     }
 
   private:
-    static StageShares shares_of(const Instance& in, const PlacedPlan& plan) {
+    StageShares shares_of(const Instance& in, const PlacedPlan& plan) const {
         StageShares stages{plan.devices(), {}};
-        for (const std::vector<int>& devices : plan.devices())
-            stages.shares.push_back(in.shares(devices));
+        for (int n = 0; n < plan.num_stages(); ++n)
+            stages.shares.push_back(in.shares(plan.devices()[n], by_memory_[n]));
         return stages;
     }
 
     std::unique_ptr<const PlanFlows> flows_;  // where links are shared
     std::vector<double> forward_, backward_, there_, back_, all_reduce_;
-    std::vector<int> caps_;  // only where memory counts
+    std::vector<int> caps_;         // only where memory counts
+    std::vector<bool> by_memory_;   // [stages]
     int num_microbatches_;
     bool half_duplex_, is_possible_ = true;
 };

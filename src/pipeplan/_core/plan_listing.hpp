@@ -7,6 +7,7 @@
 // lower bound than the states that wait.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <queue>
 #include <utility>
 #include <vector>
@@ -84,6 +85,7 @@ class PlanListing {
     std::vector<State> extend(int index, double limit_ms, double& steps) const {
         const State& state = states_[index];
         const Ahead ahead(states_, index);
+        const std::uint64_t used = devices_used(index);
         const DeviceSet set = topology_.set(state.node, state.option);
         const int rest = topology_.detach(state.node, state.option);
         std::vector<State> result;
@@ -99,7 +101,7 @@ class PlanListing {
             if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead.forward > limit_ms)
                 break;  // it only grows with the cut
             const auto end = [&](const StageCosts& costs, int mode) {
-                end_stage({index, rest, cut, mode, costs, limit_ms}, ahead, set, steps, result);
+                end_stage({index, rest, cut, mode, costs, limit_ms, used}, ahead, set, steps, result);
             };
             if (!in_.has_memory()) {
                 end(stage, kKeeps);
@@ -141,6 +143,7 @@ class PlanListing {
         int index, rest, cut, mode;
         StageCosts stage;
         double limit_ms;
+        std::uint64_t used;  // devices
     };
 
     // All ways to choose the next set behind an ended stage.
@@ -156,7 +159,7 @@ class PlanListing {
         }
         for (int next : alive_[rest]) {
             const int num = dp_.num_points(rest, next, cut);
-            if (num == 0) continue;
+            if (num == 0 || (one.used & topology_.bits(next))) continue;
             const LinkPair links = topology_.links(rest, states_[one.index].option, next);
             if (!links.forward->connected()) continue;
             const ChannelCosts channel =
@@ -175,6 +178,13 @@ class PlanListing {
             if (least_ms < one.limit_ms)
                 result.push_back({least_ms, one.index, rest, next, cut, one.mode, one.stage, channel});
         }
+    }
+
+    // Those of the first stages and of the open one, as far as the topology knows them.
+    std::uint64_t devices_used(int index) const {
+        std::uint64_t used = 0;
+        for (; index >= 0; index = states_[index].before) used |= topology_.bits(states_[index].option);
+        return used;
     }
 
     // The bound of a plan whose open stage begins this suffix.

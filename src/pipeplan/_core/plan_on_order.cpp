@@ -131,7 +131,11 @@ class OrderTopology {
         const SetShares shares = shares_of_set(in_, devices, slowest);
         set.room = shares.room;
         // The slowest pair counts as if it carried the largest part.
-        if (!in_.shares_evenly(r)) set.shares = {shares.room.more_share, shares.room.more_share, shares.rate};
+        if (in_.shares_evenly(r)) return set;
+        set.shares = {shares.room.more_share, shares.room.more_share, shares.rate};
+        if (!can_share_by_memory(in_, r)) return set;
+        const SetShares by_memory = shares_of_set(in_, devices, slowest, true);
+        set.room_by_memory = by_memory.room, set.rate_by_memory = by_memory.rate;
         return set;
     }
 

@@ -1,10 +1,9 @@
 // The recursion of suffix_dp.hpp on arbitrary sets of devices: no loss by any order of devices.
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <vector>
 
-#include "set_proof.hpp"
+#include "plan_proof.hpp"
 #include "set_topology.hpp"
 
 namespace pipeplan {
@@ -28,12 +27,6 @@ void require_classes(const Instance& in, const std::vector<int>& class_of) {
         throw std::invalid_argument("class_of: a class has no device");
 }
 
-// Single plans are listed only if these do not matter.
-bool has_constraints(const PlanLimits& limits) {
-    return limits.min_stages > 1 || limits.max_stages < std::numeric_limits<int>::max() ||
-           limits.first_device >= 0 || limits.last_device >= 0;
-}
-
 }  // namespace
 
 ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
@@ -49,8 +42,8 @@ ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class
         result.candidates.plans.emplace_back(instance, end_layers(stages), topology.devices(options),
                                              modes_of(stages));
     }
-    if (proof_steps > 0 && limits.limit_ms < kInfinity && !has_constraints(instance.limits)) {
-        SetProof proof(instance, topology, dp, limits.limit_ms, pool, control);
+    if (proof_steps > 0 && limits.limit_ms < kInfinity && !instance.limits.has_constraints()) {
+        PlanProof<SetTopology> proof(instance, topology, dp, limits.limit_ms, pool, control);
         double& least_ms = result.candidates.least_ms;
         least_ms = std::max(least_ms, proof.run(proof_steps));
         result.found = proof.best();

@@ -28,6 +28,14 @@ std::vector<double> time_rules(const CostsView& costs, double worth_ms, double b
 
 }  // namespace
 
+std::vector<double> shares_of_stage(const Instance& instance, int first_layer, int end_layer,
+                                    const std::vector<int>& devices, int mode) {
+    StageCosts costs;
+    const bool fits = cost_stage(instance, first_layer, end_layer, links_of_set(instance, devices),
+                                 devices, mode, costs, true);
+    return instance.shares(devices, fits && costs.shares_by_memory);
+}
+
 std::vector<int> caps_of(const Instance& instance, const PlacedPlan& plan) {
     const PlacedCosts costs(instance, plan);
     if (!costs.is_possible()) return {};

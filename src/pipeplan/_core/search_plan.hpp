@@ -118,7 +118,8 @@ class SearchCosts {
                 inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
             }
         }
-        return cost(stage, SetLinks{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()});
+        const SetLinks links{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()};
+        return cost(stage, links);
     }
     bool find_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());

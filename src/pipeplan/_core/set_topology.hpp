@@ -5,6 +5,7 @@
 // eight equal devices.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -43,6 +44,10 @@ class SetTopology {
             if (members_[c][0] == device) return sets_[option][c] > 0;
         return false;
     }
+    bool may_follow(int option, int next) const { return attach(next, option) >= 0; }
+    // Nodes know which devices are used, so a listing need not count them.
+    std::uint64_t bits(int) const { return 0; }
+    bool is_known(int) const { return true; }
 
     // Gives every stage its own devices of each class, from the option of each stage.
     std::vector<std::vector<int>> devices(const std::vector<int>& options) const {

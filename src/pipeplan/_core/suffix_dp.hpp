@@ -14,6 +14,7 @@
 //   int detach(node, option): the node without its first set
 //   void enter(node): called before anything is put in front of the node
 //   LinkPair links(node, option, next_option): the channel from the option to the node's first set
+//   bool may_follow(option, next): whether a stage on one set may stand in front of the other
 //   double head_speed(node): the summed speed of all devices that could still stand in front
 //   bool contains(node, option, device): whether the option has the device there
 //
@@ -45,6 +46,9 @@ struct DeviceSet {
     // The compute rates of exactly even shares and of whole samples as evenly as can be; the second
     // is 0 where there is no such difference. Only for sets that are known.
     double even_rate = 0.0, whole_rate = 0.0;
+    // The same if the devices with the most memory take more samples; a rate of 0: nothing differs.
+    Room room_by_memory = {};
+    double rate_by_memory = 0.0;
 };
 
 struct LinkPair {
@@ -103,6 +107,10 @@ class SuffixDp {
         }
         return collect();
     }
+
+    // The cheapest channels do not depend on the limit. So a later run may take them over.
+    std::vector<ChannelCosts> take_channels() { return std::move(nearest_); }
+    void use_channels(std::vector<ChannelCosts> channels) { nearest_ = std::move(channels); }
 
     // What the run has found, for those who list plans: the points of one front, and channels. Only
     // where the number of stages is not limited.
@@ -237,8 +245,12 @@ class SuffixDp {
             }
             needs.state_bytes = in_.limits.state_bytes_per_parameter_byte * parameter_bytes;
             needs.activation_bytes += in_.activation_bytes.value(cut - 1);
-            if (!for_modes(in_, set.room, needs, stage, cut == L_,
-                           [&](const StageCosts& one, int mode) { put(one, cut, mode); }))
+            const auto put_mode = [&](const StageCosts& one, int mode) { put(one, cut, mode); };
+            if (for_modes(in_, set.room, needs, stage, cut == L_, put_mode)) continue;
+            const double slower = set.rate_by_memory / rate;
+            const StageCosts other{slower * stage.forward, slower * stage.backward, stage.all_reduce};
+            if (!(slower > 0) ||
+                !for_modes(in_, set.room_by_memory, needs, other, cut == L_, put_mode))
                 return;  // it only needs more with the cut
         }
     }
@@ -273,7 +285,7 @@ class SuffixDp {
         for (int next = 1; next < topology_.num_options(); ++next) {
             control_.check();
             for (int option = 1; option < topology_.num_options(); ++option) {
-                if (topology_.attach(next, option) < 0) continue;
+                if (!topology_.may_follow(option, next)) continue;
                 const LinkPair links = topology_.links(next, option, next);
                 if (!links.forward->connected()) continue;
                 const Shares mine = topology_.set(next, option).shares;
@@ -291,7 +303,7 @@ class SuffixDp {
     // The least time of a microbatch through the layers before each cut, on stages of devices that
     // the node does not use, each of which could be part of a plan within the limit.
     void tabulate_heads() {
-        tabulate_channels();
+        if (nearest_.empty()) tabulate_channels();
         heads_.assign(at(topology_.num_nodes(), 0), {kInfinity, kInfinity});
         for (int node = topology_.num_nodes(); node-- > 0;) {
             heads_[at(node, 0)] = {0.0, 0.0};

@@ -47,6 +47,7 @@ from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, plain_plan
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.simulator import Codes
 
 __all__ = ["plan_best"]
 
@@ -143,13 +144,22 @@ class _Search:
         self.offer_even_split(self.orders[0])
         if self.instance.has_equal_devices:
             return  # every order looks the same
-        self.orders = device_orders(
+        orders = device_orders(
             self.cost,
             by_cuts=self.settings.orders_by_cuts,
             most=self.settings.num_orders,
             deadline=self.problem.deadline,
         )
+        self.orders = list(dict.fromkeys(map(self._with_ends, orders)))
         self.offer_even_split(self.orders[0])
+
+    def _with_ends(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """The order with the devices of `first_on` and `last_on` at its ends."""
+        first, last = self.problem.limits.first_on, self.problem.limits.last_on
+        middle = [device for device in order if device not in (first, last)]
+        front = [] if first is None else [first]
+        back = [] if last is None or last == first else [last]
+        return (*front, *middle, *back)
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
         """As many stages as there can be, one device each."""
@@ -178,6 +188,22 @@ class _Search:
             orders = sorted(least_ms, key=least_ms.__getitem__)
         if self.settings.tries_partitions:
             self.offer_partitions()
+        if not self.incumbent.has_plan:
+            self.plan_on_more_orders()
+
+    def plan_on_more_orders(self) -> None:
+        """Look for any plan that fits: on orders by memory, then on random ones."""
+        rng = random.Random(self.problem.seed)
+        rooms_gb = [device.memory_gb or np.inf for device in self.problem.cluster.devices]
+        roomiest = tuple(sorted(range(self.num_devices), key=lambda u: -rooms_gb[u]))
+        shuffled = (
+            tuple(rng.sample(range(self.num_devices), self.num_devices))
+            for _ in range(settings.NUM_RANDOM_ORDERS)
+        )
+        for order in map(self._with_ends, (roomiest, roomiest[::-1], *shuffled)):
+            if self.is_late or self.incumbent.has_plan:
+                return
+            self._plan_on_order(order, settings.ANY_PLAN)
 
     def _plan_on_order(self, order: tuple[int, ...], step: settings.Step) -> float:
         """Offer the best plans on an order, and return the least bound of a plan on it."""
@@ -243,26 +269,48 @@ class _Search:
         if buckets is not None:
             relaxed_ms = relaxed_bound_ms(self.instance, buckets, limit_ms, num_threads, deadline)
             self._raise_bound(relaxed_ms, "relaxed")
-        if self.is_optimal or self.classes is None or not self.plans_on_sets:
-            return
+        if not self.is_optimal and self.plans_on_sets:
+            self._prove_on_sets()
+        elif not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
+            self._prove_on_near_sets()
+
+    def _prove_on_sets(self) -> None:
+        """All sets of devices, then single plans; both may give a better plan as well."""
+        assert self.classes is not None, "without classes there are too many sets"
         exact_ms, plans, found = _core.prove_on_sets(
             self.instance,
             self.classes,
             SET_CAPACITY,
-            limit_ms,
+            self.incumbent.iteration_ms,
             settings.NUM_SET_CANDIDATES,
             settings.MAX_PROOF_STEPS,
-            num_threads,
-            deadline,
+            self.problem.num_threads,
+            self.problem.deadline,
         )
         self._raise_bound(exact_ms, "exact-sets")
-        for iteration_ms, placed, codes in found:
-            self.incumbent.offer_draft(
-                Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms),
-                deadline,
-            )
+        self._offer_found(found)
         for placed in plans:
             self.offer(self._placed(placed))
+
+    def _prove_on_near_sets(self) -> None:
+        """Small sets of devices, as far as the effort allows."""
+        near_ms, _, found = _core.prove_on_near_sets(
+            self.instance,
+            SET_CAPACITY,
+            self.bound_ms,
+            self.incumbent.iteration_ms,
+            settings.NEAR_STEPS * self.problem.effort,
+            settings.MAX_PROOF_STEPS / 10,
+            self.problem.num_threads,
+            self.problem.deadline,
+        )
+        self._raise_bound(near_ms, "near-sets")
+        self._offer_found(found)
+
+    def _offer_found(self, found: list[tuple[float, _core.PlacedPlan, Codes]]) -> None:
+        for iteration_ms, placed, codes in found:
+            draft = Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms)
+            self.incumbent.offer_draft(draft, self.problem.deadline)
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.

@@ -88,6 +88,7 @@ def _appearance(cost: CostModel, order: tuple[int, ...]) -> bytes:
     digest = hashlib.sha256(cost.bytes_per_ms_DD[sub][off_diagonal].tobytes())
     digest.update(cost.latency_ms_DD[sub][off_diagonal].tobytes())
     digest.update(cost.speed_D[list(order)].tobytes())
+    digest.update(str([cost.cluster.devices[u].memory_gb for u in order]).encode())
     return digest.digest()
 
 

@@ -1,10 +1,12 @@
 """How fast any plan at all could be: the certificate that comes with a plan.
 
-Three bounds, each valid for every plan with even shares and without recomputation
+Four bounds, each valid for every plan with even shares and without recomputation
 (docs/theory.md has the proofs):
 
 - exact-sets: the least fixed-plan bound over all cuts and all sets of devices
-  (`_core/plan_on_sets.cpp`), up to where its states can be counted;
+  (`_core/plan_on_sets.cpp`), up to where its states can be counted; then single plans are
+  looked at;
+- near-sets: the same with small sets only, of larger ones the size (`_core/near_topology.hpp`);
 - relaxed: the same with links as good as the sizes of sets allow (`_core/relaxed_bound.cpp`);
 - work: all the work over all the speed there is.
 """

@@ -48,7 +48,10 @@ def shared_stage(
 
     Devices with more samples come first; among equals the cluster's order counts.
     """
-    shares = [1.0] if instance is None else instance.shares(devices)
+    mode = RECOMPUTES if recompute else 0
+    shares = [1.0]
+    if instance is not None:
+        shares = instance.shares(devices, layers.start, layers.stop, mode)
     if max(shares) == min(shares):
         return Stage(layers=layers, devices=tuple(sorted(devices)), recompute=recompute)
     ordered = sorted(zip(devices, shares, strict=True), key=lambda pair: (-pair[1], pair[0]))

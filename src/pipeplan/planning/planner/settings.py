@@ -10,13 +10,17 @@ from enum import Enum
 from math import inf
 
 __all__ = [
+    "ANY_PLAN",
     "EQUAL_DEVICES_BUDGET",
     "MANY_MICROBATCHES",
     "MAX_CLASS_DEVICES",
+    "MAX_NEAR_DEVICES",
     "MAX_PARTITION_STEPS",
     "MAX_PROOF_STEPS",
     "MAX_SET_STEPS",
     "MAX_SET_TRIPLES",
+    "NEAR_STEPS",
+    "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -158,6 +162,8 @@ TABLE = tuple(
     )
 )
 
+ANY_PLAN, NUM_RANDOM_ORDERS = Step(Sizes.QUARTERS, 1, 1), 16
+"""How plans are looked for that fit, where the usual orders have none, and on how many orders."""
 MAX_PUBLISHED_LAYERS = 128
 """Layers beyond which only the quickest published plans are tried: most of the published recursions
 take the square of the layers or more."""
@@ -180,6 +186,10 @@ they took a third of the time with 1,000 layers, and were 7 and 31 % slower than
 MAX_PROOF_STEPS = 2e6
 """Suffixes that are looked at to list single plans on sets, about 10 nanoseconds each. A tenth is
 nearly always enough."""
+MAX_NEAR_DEVICES, NEAR_STEPS = 24, 3e7
+"""Devices up to which small sets are looked at one by one for the bound, and how many steps that
+may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten times the effort.
+With them the gap falls by half."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 

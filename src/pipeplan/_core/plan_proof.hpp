@@ -14,14 +14,14 @@
 #include "plan_costs.hpp"
 #include "plan_listing.hpp"
 #include "schedule_windows.hpp"
-#include "set_topology.hpp"
 
 namespace pipeplan {
 
-class SetProof {
+template <class Topology>
+class PlanProof {
   public:
-    SetProof(const Instance& in, const SetTopology& topology, const SuffixDp<SetTopology>& dp,
-             double known_ms, Pool& pool, Control& control)
+    PlanProof(const Instance& in, const Topology& topology, const SuffixDp<Topology>& dp,
+              double known_ms, Pool& pool, Control& control)
         : in_(in), topology_(topology), dp_(dp), listing_(in, topology, dp), pool_(pool),
           control_(control), best_{known_ms, {}, {}} {}
 
@@ -54,7 +54,7 @@ class SetProof {
     const FoundPlan& best() const { return best_; }
 
   private:
-    using State = PlanListing<SetTopology>::State;
+    using State = typename PlanListing<Topology>::State;
 
     // What one state leads to.
     struct Step {
@@ -150,12 +150,18 @@ class SetProof {
             return proved_ms >= limit_ms;
         };
         if (is_beaten(target_ms())) return;
-        if (whole == 0 || in_.limits.whole_samples) {
+        if ((whole == 0 || in_.limits.whole_samples) && is_known(stages)) {
             search(stages, proved_ms, step);
             if (step.found.iteration_ms < kInfinity && is_beaten(just_below(step.found.iteration_ms)))
                 return;
         }
         step.open_ms = std::min(step.open_ms, proved_ms);
+    }
+
+    bool is_known(const std::vector<ListedStage>& stages) const {
+        return std::all_of(stages.begin(), stages.end(), [&](const ListedStage& stage) {
+            return topology_.is_known(stage.option);
+        });
     }
 
     void search(const std::vector<ListedStage>& stages, double proved_ms, Step& step) const {
@@ -173,9 +179,9 @@ class SetProof {
     }
 
     const Instance& in_;
-    const SetTopology& topology_;
-    const SuffixDp<SetTopology>& dp_;
-    PlanListing<SetTopology> listing_;
+    const Topology& topology_;
+    const SuffixDp<Topology>& dp_;
+    PlanListing<Topology> listing_;
     Pool& pool_;
     Control& control_;
     FoundPlan best_;
