@@ -9,7 +9,7 @@ KERNELS := $(wildcard src/pipeplan/_core/*.cpp src/pipeplan/_core/*.hpp)
 $(shell mkdir -p $(VENV); find src/pipeplan -name '*.py' | sort > $(VENV)/modules.new; \
   cmp -s $(VENV)/modules.new $(VENV)/modules || cp $(VENV)/modules.new $(VENV)/modules)
 
-.PHONY: demo test test-full lint bench clean
+.PHONY: demo test test-full lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/pipeplan demo

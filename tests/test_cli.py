@@ -264,7 +264,7 @@ def test_the_python_of_the_readme_runs(tmp_path):
         (["plam"], ["'plam'", "See pipeplan --help"]),
         (["plan"], ["MODEL", "See pipeplan plan --help"]),
         ([*PLAN, "--fast"], ["--fast"]),
-        ([*PLAN, "--microbatch", "4"], ["Did you mean '--microbatches'?"]),
+        ([*PLAN, "--microbatchs", "4"], ["Did you mean '--microbatches'?"]),
         ([*PLAN, "-m", "0"], ["microbatches: 0"]),
         ([*PLAN, "-m", "-1"], ["microbatches: -1"]),
         ([*PLAN, "-m", "many"], ["'many'"]),

@@ -107,7 +107,7 @@ PLANNING_OPTIONS = {
 }
 
 COMMANDS = {
-    "check": {"plan", "--strict-memory", "--json"},
+    "check": {"plan", "--strict-memory", "--schedule", "--json"},
     "compare": {
         "model",
         "cluster",
@@ -120,7 +120,17 @@ COMMANDS = {
         *PLANNING_OPTIONS,
     },
     "demo": {"-o", "--output"},
+    "export": {"plan", "--to", "-o", "--output", "--map", "--nearest"},
     "export-checkpoint": {"directory", "-o", "--output"},
+    "import": {
+        "file",
+        "--from",
+        "-o",
+        "--output",
+        "--name",
+        "--microbatch-size",
+        "--assume",
+    },
     "plan": {
         "model",
         "cluster",
@@ -128,6 +138,7 @@ COMMANDS = {
         "--microbatches",
         "--planner",
         "--schedule",
+        "--uniform-replicas",
         *PLANNING_OPTIONS,
         "--time-limit",
         "--report",
@@ -141,6 +152,19 @@ COMMANDS = {
     "simulate": {"plan", "--json"},
     "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
     "trace": {"plan", "-o", "--output"},
+    "whatif": {
+        "plan",
+        "--slower",
+        "--lose",
+        "--link",
+        "--add",
+        "--planner",
+        "--effort",
+        "-o",
+        "--output",
+        "--report",
+        "--json",
+    },
     "zoo": {
         "name",
         "--device",
@@ -237,18 +261,21 @@ ROOMS = [
     {"errors"},
     {"validation", "version"},
     {"profile"},
+    {"host_matrix", "shared_links"},
     {"cluster"},
     {"blocks"},
     {"pipeline"},
     {"host_links"},
     {"documents"},
     {"_core"},
+    {"contention"},
     {"memory_parts"},
     {"cost"},
     {"simulator"},
     {"schedules"},
     {"figures"},
     {"number_checks", "plain_replay"},
+    {"plain_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
     {"planning.limits", "planning.same_file"},
@@ -259,8 +286,10 @@ ROOMS = [
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
     {"planning.door"},
-    {"planning.comparison", "planning.sweep"},
+    {"planning.comparison", "planning.global_batch", "planning.sweep", "planning.whatif"},
+    {"planning.suggestions"},
     {"report"},
+    {"interop"},
     {"splitting"},
     {"runtime"},
     {"run"},
@@ -272,7 +301,14 @@ ROOMS = [
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
 MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
-CHECKER_MAY_IMPORT = {"cost", "errors", "number_checks", "pipeline", "plain_replay"}
+CHECKER_MAY_IMPORT = {
+    "cost",
+    "errors",
+    "number_checks",
+    "pipeline",
+    "plain_flows",
+    "plain_replay",
+}
 
 
 def modules() -> list[Path]:

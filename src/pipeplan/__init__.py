@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from pipeplan.pipeline import Block, Bound, Kind, Plan, Prediction, Schedule, Stage, Timeline
     from pipeplan.planning.comparison import Comparison, ComparisonRow, compare
     from pipeplan.planning.door import plan
+    from pipeplan.planning.global_batch import plan_global_batch
     from pipeplan.planning.sweep.running import sweep
+    from pipeplan.planning.whatif.outlook import Outlook, Prospect, outlook
+    from pipeplan.planning.whatif.question import WhatIf, whatif
     from pipeplan.profile import LayerProfile, ModelProfile
     from pipeplan.replaying import simulate
     from pipeplan.report.html import write_report
     from pipeplan.report.picture import plot
     from pipeplan.report.trace import write_trace
+    from pipeplan.shared_links import SharedLink
     from pipeplan.version import VERSION as __version__
 
 __all__ = [
@@ -55,26 +59,33 @@ __all__ = [
     "Kind",
     "LayerProfile",
     "ModelProfile",
+    "Outlook",
     "PipeplanError",
     "Plan",
     "PlanningInterrupted",
     "Prediction",
+    "Prospect",
     "Schedule",
     "ScheduleError",
+    "SharedLink",
     "Stage",
     "Timeline",
     "Verdict",
+    "WhatIf",
     "__version__",
     "check",
     "compare",
     "expand_hosts",
+    "outlook",
     "plan",
+    "plan_global_batch",
     "plot",
     "read_cluster",
     "read_model",
     "read_plan",
     "simulate",
     "sweep",
+    "whatif",
     "write_cluster",
     "write_model",
     "write_plan",
@@ -104,12 +115,16 @@ _NAMES_IN = {
     "pipeline": ("Block", "Bound", "Kind", "Plan", "Prediction", "Schedule", "Stage", "Timeline"),
     "planning.comparison": ("Comparison", "ComparisonRow", "compare"),
     "planning.door": ("plan",),
+    "planning.global_batch": ("plan_global_batch",),
     "planning.sweep.running": ("sweep",),
+    "planning.whatif.outlook": ("Outlook", "Prospect", "outlook"),
+    "planning.whatif.question": ("WhatIf", "whatif"),
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
     "report.picture": ("plot",),
     "report.trace": ("write_trace",),
     "replaying": ("simulate",),
+    "shared_links": ("SharedLink",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 

@@ -16,6 +16,7 @@ from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.number_checks import MAX_MICROBATCHES, SHARES, Matrix, number_errors
 from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
+from pipeplan.plain_flows import longest_times, replay_flows
 from pipeplan.plain_replay import block_name, replay
 
 __all__ = [
@@ -66,11 +67,10 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     cost = CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     try:
-        # Views of the arrays take no room and give plain integers.
-        ends_ms = replay(costs, [plan.schedule.codes(n).data for n in range(len(plan.stages))])
+        stage_ends_ms = _replayed_ends(plan, costs)
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
-    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, ends_ms)))
+    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, stage_ends_ms)))
     too_much = memory_excesses(plan, cost)
     split = tuple(_split_samples(plan))
     if strict_memory:
@@ -78,6 +78,16 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
         return Verdict(errors=wrong, warnings=split, stale=tuple(stale))
     warnings = [memory_warning(plan, cost)] if too_much else []
     return Verdict(errors=tuple(stale), warnings=(*warnings, *split), stale=tuple(stale))
+
+
+def _replayed_ends(plan: Plan, costs: PipelineCosts) -> list[float]:
+    """When each stage's all-reduce ends."""
+    if plan.cluster.links:
+        return replay_flows(plan, costs)[1]
+    # Views of the arrays take no room and give plain integers.
+    ends_ms = replay(costs, [plan.schedule.codes(n).data for n in range(len(plan.stages))])
+    all_reduce_ms = costs.all_reduce_ms_S.tolist()
+    return [ends[-1] + all_reduce_ms[stage] for stage, ends in enumerate(ends_ms)]
 
 
 def structural_errors(plan: Plan) -> list[str]:
@@ -269,17 +279,20 @@ def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
 
 
 def _replayed_figures(
-    plan: Plan, cost: CostModel, costs: PipelineCosts, ends_ms: Sequence[Sequence[float]]
+    plan: Plan, cost: CostModel, costs: PipelineCosts, stage_ends_ms: Sequence[float]
 ) -> Prediction:
     """What the plan should predict; its guarantee as if its schedule were PE's."""
     all_reduce_ms = costs.all_reduce_ms_S.tolist()
-    iteration_ms = max(ends[-1] + all_reduce_ms[stage] for stage, ends in enumerate(ends_ms))
+    iteration_ms = max(stage_ends_ms)
     busy_ms = plan.microbatches * math.fsum(
         ms for stage in plan.stages for ms in cost.device_compute_ms(stage)
     )
     num_used = sum(len(stage.devices) for stage in plan.stages)
     rounds = plan.microbatches + PE_WARM_UP * (len(plan.stages) - 1)
-    slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *costs.channel_ms_C])
+    channel_ms = costs.channel_ms_C.tolist()
+    if plan.cluster.links:
+        channel_ms, all_reduce_ms = longest_times(plan)
+    slowest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *channel_ms])
     return Prediction(
         iteration_ms=iteration_ms,
         bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,

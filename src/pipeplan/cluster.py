@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from pipeplan.errors import ClusterError
+from pipeplan.host_matrix import HostMatrix
+from pipeplan.shared_links import LinkMembers, SharedLink, Uplinks, members_of_links
 from pipeplan.validation import (
     BANDWIDTH_GB_PER_S,
     COUNT,
@@ -16,6 +17,7 @@ from pipeplan.validation import (
     MAX_DEVICES,
     MAX_LISTED_DEVICES,
     MEMORY_GB,
+    SHARED_GB_PER_S,
     SPEED,
     Limits,
     number_text,
@@ -39,73 +41,6 @@ __all__ = [
 
 Matrix = tuple[tuple[float, ...], ...]
 """One number for each ordered pair of devices: row = sender, column = receiver."""
-
-
-class HostMatrix(Sequence[tuple[float, ...]]):
-    """The matrix of a cluster of hosts: one number inside each host, one between all hosts.
-
-    It looks like a tuple of rows, but makes a row only when asked. So 10,000 devices take no more
-    room than their list. Devices of a host share one row, and so do all lone devices: the diagonal
-    is ignored, so a lone device needs no row of its own.
-    """
-
-    def __init__(self, sizes: Sequence[int], inside: Sequence[float], between: float) -> None:
-        self.between = float(between)
-        """Between devices of different hosts."""
-        self.inside_H = np.array(inside, dtype=np.float64)
-        """Inside each host; between hosts for a lone device."""
-        self.host_of_D = np.repeat(np.arange(len(sizes)), sizes)
-        self._start_H = [0, *np.cumsum(sizes).tolist()]
-        self._last: tuple[int, tuple[float, ...]] = (-1, ())
-
-    def __len__(self) -> int:
-        return len(self.host_of_D)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[float, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[float, ...], ...]: ...
-    def __getitem__(self, index: int | slice) -> tuple[float, ...] | tuple[tuple[float, ...], ...]:
-        if isinstance(index, slice):
-            return tuple(self[row] for row in range(*index.indices(len(self))))
-        return self._row_of_host(int(self.host_of_D[index]))
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, HostMatrix):
-            return (
-                self.between == other.between
-                and self._start_H == other._start_H
-                and bool((self.inside_H == other.inside_H).all())
-            )
-        if not isinstance(other, tuple | list) or len(other) != len(self):
-            return False
-        return all(mine == tuple(theirs) for mine, theirs in zip(self, other, strict=True))
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return f"HostMatrix({len(self.inside_H)} hosts, {len(self)} devices)"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        same_host = self.host_of_D[:, None] == self.host_of_D[None, :]
-        full = np.where(same_host, self.inside_H[self.host_of_D][:, None], self.between)
-        return full if dtype is None else full.astype(dtype, copy=False)
-
-    @cached_property
-    def is_connected(self) -> bool:
-        """Whether every two devices have a path."""
-        return bool(self.inside_H.min() > 0) and (len(self.inside_H) == 1 or self.between > 0)
-
-    def _row_of_host(self, host: int) -> tuple[float, ...]:
-        start, end = self._start_H[host], self._start_H[host + 1]
-        key = host if end - start > 1 else -2  # all lone devices share a row
-        if self._last[0] != key:
-            row = [self.between] * len(self)
-            if end - start > 1:
-                row[start:end] = [float(self.inside_H[host])] * (end - start)
-            self._last = (key, tuple(row))
-        return self._last[1]
 
 
 CLUSTER_FORMAT = "pipeplan.cluster/1"
@@ -151,6 +86,12 @@ class HostGroup:
     """Between the devices of one host; needed where a host has more than one."""
     memory_gb: float | None = None
     speed: float = 1.0
+    uplink_gb_per_s: float | None = None
+    """What each host's devices together can send to other hosts, and likewise receive."""
+    name: str | None = None
+    """Of the only host of the group, instead of `h<host>`."""
+    names: tuple[str, ...] | None = None
+    """The same, one for each host of the group."""
 
     def __post_init__(self) -> None:
         for name in ("devices", "count"):
@@ -166,6 +107,27 @@ class HostGroup:
         if self.memory_gb is not None:
             require_number(ClusterError, "memory_gb", self.memory_gb, MEMORY_GB)
         require_number(ClusterError, "speed", self.speed, SPEED)
+        if self.uplink_gb_per_s is not None:
+            require_number(ClusterError, "uplink_gb_per_s", self.uplink_gb_per_s, SHARED_GB_PER_S)
+        self._require_names()
+
+    def _require_names(self) -> None:
+        if self.name is not None:
+            require_text(ClusterError, "name", self.name)
+            if self.names is not None:
+                raise ClusterError("name: stands beside names; keep one of them")
+            if self.count != 1:
+                raise ClusterError(f"name: names one host, not {self.count}; give names instead")
+        if self.names is not None:
+            if len(self.names) != self.count:
+                raise ClusterError(f"names: has {len(self.names)} for {self.count} hosts")
+            for index, name in enumerate(self.names):
+                require_text(ClusterError, f"names[{index}]", name)
+
+    def host_names(self, first: int) -> Sequence[str]:
+        """The names of the group's hosts; `first` is the number of the first one."""
+        given = self.names if self.name is None else (self.name,)
+        return given or [f"h{first + i}" for i in range(self.count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +140,12 @@ class Cluster:
     """0 = no path; the diagonal is ignored; need not be symmetric."""
     latency_us: float | Matrix = 0.0
     duplex: Duplex = Duplex.FULL
+    uplink_gb_per_s: Uplinks = None
+    """What a host's devices together can send to other hosts, and likewise receive."""
+    shared: tuple[SharedLink, ...] = ()
+    """Other links that devices share."""
+    links: tuple[LinkMembers, ...] = field(default=(), init=False, compare=False, repr=False)
+    """All shared links, uplinks included, with the numbers of their devices."""
     document: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
     """The file's content in the form it was given; None for a cluster made in Python."""
 
@@ -203,6 +171,13 @@ class Cluster:
             _require_matrix("latency_us", self.latency_us, len(self.devices), LATENCY_US)
         else:
             require_number(ClusterError, "latency_us", self.latency_us, LATENCY_US)
+        links = members_of_links(
+            [device.name for device in self.devices],
+            [device.host for device in self.devices],
+            self.uplink_gb_per_s,
+            self.shared,
+        )
+        object.__setattr__(self, "links", links)
 
     @property
     def num_devices(self) -> int:
@@ -217,10 +192,13 @@ def expand_hosts(
     between_hosts_gb_per_s: float | None = None,
     latency_us: float | Matrix = 0.0,
     duplex: Duplex = Duplex.FULL,
+    uplink_gb_per_s: Uplinks = None,
+    shared: tuple[SharedLink, ...] = (),
 ) -> Cluster:
     """The cluster that the `hosts` shorthand stands for; it is written in shorthand too.
 
-    Devices are named `h<host>d<device>` from 0 in the order of `hosts`.
+    Devices are named `h<host>d<device>` from 0 in the order of `hosts`; a host that has a name has
+    it instead of `h<host>`.
     """
     if not hosts:
         raise ClusterError("hosts: is empty; a cluster has at least one host")
@@ -232,32 +210,62 @@ def expand_hosts(
         )
     elif len(each_host) > 1:
         raise ClusterError(f"between_hosts_gb_per_s: is missing; {len(each_host)} hosts need it")
+    names = _names_of_hosts(hosts)
     cluster = Cluster(
         name=name,
         devices=tuple(
-            Device(
-                name=f"h{host}d{i}", host=f"h{host}", memory_gb=group.memory_gb, speed=group.speed
-            )
-            for host, group in enumerate(each_host)
+            Device(name=f"{host}d{i}", host=host, memory_gb=group.memory_gb, speed=group.speed)
+            for host, group in zip(names, each_host, strict=True)
             for i in range(group.devices)
         ),
         bandwidth_gb_per_s=_bandwidth_of_hosts(each_host, between_hosts_gb_per_s or 0.0),
         latency_us=latency_us,
         duplex=duplex,
+        uplink_gb_per_s=_uplinks_of_hosts(names, each_host, uplink_gb_per_s),
+        shared=shared,
     )
+    given = {
+        "between_hosts_gb_per_s": between_hosts_gb_per_s,
+        "latency_us": None if latency_us == 0 else latency_us,
+        "duplex": None if cluster.duplex is Duplex.FULL else cluster.duplex,
+        "uplink_gb_per_s": uplink_gb_per_s,
+        "shared": [_given_fields(link) for link in shared] or None,
+    }
     document: dict[str, Any] = {
         "format": CLUSTER_FORMAT,
         "name": name,
         "hosts": [_given_fields(group) for group in hosts],
+        **{field: value for field, value in given.items() if value is not None},
     }
-    if between_hosts_gb_per_s is not None:
-        document["between_hosts_gb_per_s"] = between_hosts_gb_per_s
-    if latency_us != 0:
-        document["latency_us"] = latency_us
-    if cluster.duplex is not Duplex.FULL:
-        document["duplex"] = cluster.duplex
     object.__setattr__(cluster, "document", document)
     return cluster
+
+
+def _names_of_hosts(hosts: Sequence[HostGroup]) -> list[str]:
+    names: list[str] = []
+    for group in hosts:
+        names.extend(group.host_names(len(names)))
+    seen: dict[str, int] = {}
+    for number, host in enumerate(names):
+        if seen.setdefault(host, number) != number:
+            raise ClusterError(f"hosts: {host!r} is the name of two hosts; names are unique")
+    return names
+
+
+def _uplinks_of_hosts(
+    names: Sequence[str], each_host: Sequence[HostGroup], given: Uplinks
+) -> Uplinks:
+    """The uplink of each host: by its name, else of its group, else the number for all hosts."""
+    if isinstance(given, dict):
+        of_groups = zip(names, (group.uplink_gb_per_s for group in each_host), strict=True)
+        return {**{host: uplink for host, uplink in of_groups if uplink is not None}, **given}
+    if all(group.uplink_gb_per_s is None for group in each_host):
+        return given
+    uplinks = {
+        host: given if group.uplink_gb_per_s is None else group.uplink_gb_per_s
+        for host, group in zip(names, each_host, strict=True)
+    }
+    return {host: uplink for host, uplink in uplinks.items() if uplink is not None}
 
 
 def _bandwidth_of_hosts(each_host: Sequence[HostGroup], between_gb_per_s: float) -> HostMatrix:
@@ -271,12 +279,12 @@ def _bandwidth_of_hosts(each_host: Sequence[HostGroup], between_gb_per_s: float)
     )
 
 
-def _given_fields(group: HostGroup) -> dict[str, Any]:
-    """The fields of a host group that differ from their defaults."""
+def _given_fields(noun: HostGroup | SharedLink) -> dict[str, Any]:
+    """The fields of a host group or a shared link that differ from their defaults."""
     return {
-        each.name: getattr(group, each.name)
-        for each in fields(group)
-        if getattr(group, each.name) != each.default
+        each.name: getattr(noun, each.name)
+        for each in fields(noun)
+        if getattr(noun, each.name) != each.default
     }
 
 

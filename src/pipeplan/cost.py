@@ -8,13 +8,14 @@ Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighb
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Duplex
+from pipeplan.contention import BYTES_PER_MS_IN_GB_PER_S, Contention
 from pipeplan.errors import PlanFileError
 from pipeplan.host_links import MAX_FULL_DEVICES, large_host_links, slowest_gb_per_s, slowest_pairs
 from pipeplan.memory_parts import MemoryParts
@@ -34,7 +35,6 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-BYTES_PER_MS_IN_GB_PER_S = 1e6
 MS_IN_US = 1e-3
 BYTES_IN_GB = 1e9
 FEW_PAIRS = 64
@@ -53,6 +53,11 @@ class PipelineCosts:
     half_duplex: bool
     caps: tuple[int, ...] | None = None
     """The most microbatches that each stage may hold; None: all of them."""
+    flows: _core.PlanFlows | None = None
+    """Where the cluster has shared links: what decides how long transfers and all-reduces take.
+
+    Their times above are then the least that they can take.
+    """
 
     @property
     def num_stages(self) -> int:
@@ -66,6 +71,19 @@ class PipelineCosts:
             return self.send_forward_ms_C + self.send_backward_ms_C
         return np.maximum(self.send_forward_ms_C, self.send_backward_ms_C)
 
+    def at_most(self) -> "PipelineCosts":
+        """The same with the longest times that transfers and all-reduces can take (rule 13)."""
+        if self.flows is None:
+            return self
+        longest_ms = np.array(self.flows.longest_ms(self.half_duplex))
+        num_lanes = 2 * (self.num_stages - 1)
+        return replace(
+            self,
+            send_forward_ms_C=longest_ms[0:num_lanes:2],
+            send_backward_ms_C=longest_ms[1:num_lanes:2],
+            all_reduce_ms_S=longest_ms[num_lanes:],
+        )
+
     def for_kernels(self) -> _core.PipelineCosts:
         """The same costs as kernels read them."""
         return _core.PipelineCosts(
@@ -76,6 +94,7 @@ class PipelineCosts:
             self.all_reduce_ms_S,
             self.half_duplex,
             self.caps or (),
+            self.flows,
         )
 
 
@@ -111,6 +130,8 @@ class CostModel:
             np.fill_diagonal(self._latency_ms, 0.0)
         self._latency_ms *= MS_IN_US
         self.half_duplex = cluster.duplex is Duplex.HALF
+        self.contention = Contention(cluster) if cluster.links else None
+        """The links that devices share; None where there are none."""
 
     def _take_layers(self, model: ModelProfile) -> None:
         self.model = model
@@ -226,6 +247,7 @@ class CostModel:
             inside_bytes_per_ms=inside,
             activation_bytes=self.activation_bytes_L.tolist(),
             limits=limits or _core.PlanLimits(),
+            shared=self.contention.for_kernels if self.contention else None,
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
@@ -242,6 +264,15 @@ class CostModel:
             ),
             all_reduce_ms_S=np.array([self.all_reduce_ms(stage) for stage in stages]),
             half_duplex=self.half_duplex,
+            flows=self._flows(stages) if self.contention else None,
+        )
+
+    def _flows(self, stages: Sequence[Stage]) -> _core.PlanFlows:
+        return _core.PlanFlows(
+            instance=self.kernel_instance(num_microbatches=1),
+            end_layer=[stage.layers.stop for stage in stages],
+            devices=[list(stage.devices) for stage in stages],
+            shares=[list(stage.device_shares) for stage in stages],
         )
 
     def forward_ms(self, stage: Stage) -> float:
@@ -259,11 +290,11 @@ class CostModel:
 
     def send_forward_ms(self, stage: Stage, behind: Stage) -> float:
         """The time to send one microbatch's outputs from `stage` to the stage behind it."""
-        return self._transfer_ms(float(self.output_bytes_L[stage.layers[-1]]), stage, behind)
+        return self._send_ms(float(self.output_bytes_L[stage.layers[-1]]), stage, behind)
 
     def send_backward_ms(self, stage: Stage, behind: Stage) -> float:
         """The time to send one microbatch's gradients from the stage behind back to `stage`."""
-        return self._transfer_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
+        return self._send_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
 
     def all_reduce_ms(self, stage: Stage) -> float:
         """The time of a ring all-reduce of the stage's gradients over its replicas."""
@@ -272,7 +303,10 @@ class CostModel:
             return 0.0
         slowest, latency_ms = self._slowest_link(stage.devices)
         volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage)
-        return float(volume / slowest + 2 * (k - 1) * latency_ms)
+        volume_ms = volume / slowest
+        if self.contention:
+            volume_ms = max(volume_ms, volume * self.contention.ring_ms_per_byte(stage.devices))
+        return float(volume_ms + 2 * (k - 1) * latency_ms)
 
     def memory_gb(self, stage: Stage, in_flight: int) -> list[float]:
         """The memory that each device of the stage needs for `in_flight` microbatches."""
@@ -333,6 +367,12 @@ class CostModel:
         latencies_ms = self._between(self.latency_ms_DD, devices, devices)
         np.fill_diagonal(latencies_ms, 0.0)
         return slowest, float(latencies_ms.max())
+
+    def _send_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
+        pairs_ms = self._transfer_ms(num_bytes, sender, receiver)
+        if self.contention is None:
+            return pairs_ms
+        return max(pairs_ms, self.contention.transfer_ms(num_bytes, sender, receiver))
 
     def _transfer_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
         if self.host_links is not None:

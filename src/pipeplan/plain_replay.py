@@ -13,7 +13,7 @@ from pipeplan.cost import PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Kind
 
-__all__ = ["block_name", "replay"]
+__all__ = ["BACKWARD", "FORWARD", "SAME_INSTANT_MS", "Replay", "block_name", "replay"]
 
 SAME_INSTANT_MS = 1e-9
 FORWARD, BACKWARD = 0, 1
@@ -35,7 +35,7 @@ def replay(costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> "list[array
     opens another round at that instant. O(blocks * log stages): a round looks only at the
     channels and stages for which something has changed.
     """
-    iteration = _Replay(costs, orders)
+    iteration = Replay(costs, orders)
     ends = iteration.ends
     iteration.start(range(len(orders)))
     while ends:
@@ -52,7 +52,7 @@ def replay(costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> "list[array
     return iteration.ends_ms
 
 
-class _Replay:
+class Replay:
     """One iteration under way: what runs, what waits, what has arrived."""
 
     def __init__(self, costs: PipelineCosts, orders: Sequence[Sequence[int]]) -> None:
@@ -116,9 +116,12 @@ class _Replay:
             for direction in wanted:
                 self.begun[channel][direction] += 1
                 is_sending[direction] = True
-                end_ms = self.now_ms + self.send_ms[direction][channel]
-                code = waiting[direction].popleft()
-                heappush(self.ends, (end_ms, -1 - channel, direction, code))
+                self.begin_transfer(channel, direction, waiting[direction].popleft())
+
+    def begin_transfer(self, channel: int, direction: int, code: int) -> None:
+        """Send one block's result; the channel is marked as busy already."""
+        end_ms = self.now_ms + self.send_ms[direction][channel]
+        heappush(self.ends, (end_ms, -1 - channel, direction, code))
 
     def _goes_first(self, channel: int) -> int:
         """The direction that a half-duplex channel serves where both wait."""

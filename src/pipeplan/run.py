@@ -40,6 +40,14 @@ class _InterruptedError(Exception):
         """Whether the watchdog has already printed the line."""
 
 
+class _NotJoinedError(Exception):
+    """This rank has not found the others. Each rank says what it knows: rank 0 may be missing."""
+
+    def __init__(self, error: PipeplanError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+
 @click.command("run")
 @click.argument("plan", type=click.Path())
 @click.argument("build")
@@ -112,7 +120,10 @@ def run_command(
         model = find_function(build)()
         make_batch = find_function(data or _beside(build, "make_batch"))
         loss_fn = find_function(loss or _beside(build, "loss_fn"))
-        join_ranks(join_timeout)
+        try:
+            join_ranks(join_timeout)
+        except PipeplanError as error:
+            raise _NotJoinedError(error) from None
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         optimizer_fn = lambda found: kind(found, lr=lr)  # noqa: E731
         with Pipeline(read, model, loss_fn, optimizer_fn, watchdog=watchdog) as pipeline:
@@ -208,13 +219,15 @@ def _beside(path: str, name: str) -> str:
 
 
 def main() -> NoReturn:
-    """Run, and exit; an error that all ranks share takes one line, which rank 0 prints."""
+    """Run, and exit; an error that all ranks share takes one line on each host."""
     try:
         run_command(standalone_mode=False)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except PipeplanError as error:
         _fail(str(error), error.exit_code)
+    except _NotJoinedError as error:
+        _fail(str(error), error.exit_code, on_all=True)
     except _InterruptedError as interrupted:
         _fail("" if interrupted.is_said else "interrupted", INTERRUPTED_CODE)
     except Exception as error:  # of the model or of torch: where it happened matters
@@ -224,8 +237,10 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _fail(message: str, exit_code: int) -> NoReturn:
-    if message and os.environ.get("RANK", "0") == "0":
+def _fail(message: str, exit_code: int, *, on_all: bool = False) -> NoReturn:
+    """Exit; the first rank of each host, or each rank, says why."""
+    index = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    if message and (on_all or index == "0"):
         click.echo(f"pipeplan: {printable(message)}", err=True)
     sys.exit(exit_code)
 

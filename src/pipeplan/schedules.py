@@ -56,8 +56,10 @@ def schedule_guarantee_ms(costs: PipelineCosts, num_microbatches: int) -> float:
     """The theorem: under PE no iteration takes longer than (M + 4S - 4) * C + max all-reduce.
 
     C is the longest time that one microbatch, forward and backward, keeps any stage or channel
-    busy; a full-duplex channel counts the longer of its two directions.
+    busy; a full-duplex channel counts the longer of its two directions. Where links are shared,
+    every transfer and all-reduce counts with the longest time that it can take.
     """
+    costs = costs.at_most()
     rounds = num_microbatches + 4 * (costs.num_stages - 1)
     busiest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *costs.channel_ms_C])
     return float(rounds * busiest_ms + costs.all_reduce_ms_S.max())

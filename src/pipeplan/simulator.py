@@ -17,8 +17,11 @@ from pipeplan.pipeline import Block, Codes, Kind, Plan, Schedule, Timeline
 
 __all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule", "timeline_of"]
 
-Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats]
-"""What a kernel returns: the arrays of `Run`, the blocks done and the end of each stage."""
+Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats, Floats | None, Floats | None]
+"""What a kernel returns: order, starts, what was sent, its starts, blocks done, ends of stages.
+
+With shared links also the ends of transfers and of all-reduces.
+"""
 
 
 class Preference(IntEnum):
@@ -43,6 +46,8 @@ class Run:
     transfer_start_ms_C2M: Floats
     end_ms_S: Floats
     """When each stage's all-reduce ends."""
+    transfer_end_ms_C2M: Floats | None = None
+    """Only where links are shared; else each transfer takes the time that its costs say."""
 
     @property
     def iteration_ms(self) -> float:
@@ -92,7 +97,10 @@ def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
     block_ms_SM2 = np.where(
         is_forward_SM2, costs.forward_ms_S[:, None], costs.backward_ms_S[:, None]
     )
-    send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+    transfer_end_ms_C2M = run.transfer_end_ms_C2M
+    if transfer_end_ms_C2M is None:
+        send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+        transfer_end_ms_C2M = run.transfer_start_ms_C2M + send_ms_C2[:, :, None]
     block_end_ms_SM2 = run.block_start_ms_SM2 + block_ms_SM2
     return Timeline(
         order_SM2=run.order_SM2,
@@ -100,20 +108,21 @@ def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
         block_end_ms_SM2=block_end_ms_SM2,
         sent_C2M=run.sent_C2M,
         transfer_start_ms_C2M=run.transfer_start_ms_C2M,
-        transfer_end_ms_C2M=run.transfer_start_ms_C2M + send_ms_C2[:, :, None],
+        transfer_end_ms_C2M=transfer_end_ms_C2M,
         all_reduce_start_ms_S=block_end_ms_SM2[:, -1],
         all_reduce_end_ms_S=run.end_ms_S,
     )
 
 
 def _run(costs: PipelineCosts, trace: Trace) -> Run:
-    order, block_start, sent, transfer_start, _, stage_end = trace
+    order, block_start, sent, transfer_start, _, stage_end, transfer_end, all_reduce_end = trace
     return Run(
         order_SM2=order,
         block_start_ms_SM2=block_start,
         sent_C2M=sent,
         transfer_start_ms_C2M=transfer_start,
-        end_ms_S=stage_end + costs.all_reduce_ms_S,
+        end_ms_S=stage_end + costs.all_reduce_ms_S if all_reduce_end is None else all_reduce_end,
+        transfer_end_ms_C2M=transfer_end,
     )
 
 

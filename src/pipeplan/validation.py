@@ -27,6 +27,7 @@ __all__ = [
     "OPTIMIZER_RATIO",
     "SEED",
     "SHARE",
+    "SHARED_GB_PER_S",
     "SPEED",
     "THREADS",
     "TIME_MS",
@@ -59,6 +60,7 @@ TIME_MS = Limits(noun="a time", least=1e-6, most=1e12)
 LATENCY_US = Limits(noun="a latency", least=1e-3, most=1e12)
 NUM_BYTES = Limits(noun="a number of bytes", least=1, most=1e18)
 BANDWIDTH_GB_PER_S = Limits(noun="a bandwidth", least=1e-6, most=1e9)
+SHARED_GB_PER_S = Limits(noun="a bandwidth", least=1e-6, most=1e9, may_be_zero=False)
 MEMORY_GB = Limits(noun="a memory", least=1e-6, most=1e9)
 SPEED = Limits(noun="a speed", least=1e-3, most=1e3, may_be_zero=False)
 SHARE = Limits(noun="a share", least=1e-6, most=1, may_be_zero=False)

@@ -9,10 +9,12 @@ import pytest
 
 from hostile_names import NAMES
 from hostile_names import hostile_plan as plan_named
+from instances import even_plan
 from pipeplan.documents.files import plan_document, read_plan
 from pipeplan.report import picture
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.html import write_report
+from pipeplan.report.page_beside import SideBySide
 from pipeplan.report.timeline_picture import timeline_svg
 from pipeplan.report.trace import trace_document
 
@@ -52,15 +54,20 @@ def bert_plan():
     return plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), microbatches=16, planner="spp")
 
 
+@pytest.fixture(scope="module")
+def large_plan():
+    return even_plan(20, 2)
+
+
 @pytest.fixture
 def open_report(browser, tmp_path):
     """Opens a plan's report; at the end nothing may have complained or asked for the network."""
     complaints: list[str] = []
     contexts = []
 
-    def open_it(plan, comparison=None, **options):
+    def open_it(plan, comparison=None, beside=None, **options):
         path = tmp_path / "plan.html"
-        write_report(plan, path, comparison)
+        write_report(plan, path, comparison, beside=beside)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
@@ -127,8 +134,7 @@ def test_wheel_drag_and_double_click(open_report, drawn_plan):
     assert span_ms(page) == 14
     x, y = point_of(page, "B", 0, 0)
     page.mouse.move(x, y)
-    page.mouse.wheel(0, -400)
-    page.wait_for_function("pipeplan.state.to - pipeplan.state.from < 13")
+    zoom_by_wheel(page, whole_ms=14, key="Control")
     # What was under the pointer still is.
     assert point_of(page, "B", 0, 0)[0] == pytest.approx(x, abs=1)
     before = page.evaluate("pipeplan.state.from")
@@ -139,6 +145,42 @@ def test_wheel_drag_and_double_click(open_report, drawn_plan):
     assert point_of(page, "B", 0, 0)[0] == pytest.approx(x + 60, abs=2)
     page.mouse.dblclick(x, y)
     assert span_ms(page) == 14
+
+
+def zoom_by_wheel(page, whole_ms: float, key: str | None = None) -> None:
+    """Turn the wheel where the pointer is, and wait until the timeline shows less than all."""
+    if key:
+        page.keyboard.down(key)
+    page.mouse.wheel(0, -400)
+    if key:
+        page.keyboard.up(key)
+    for _ in range(100):
+        if span_ms(page) < 0.95 * whole_ms:
+            return
+        page.wait_for_timeout(20)
+    pytest.fail("the wheel does not zoom")
+
+
+def test_the_wheel_scrolls_the_page_until_a_click(open_report, drawn_plan):
+    page = open_report(drawn_plan, viewport={"width": 1280, "height": 500})
+    page.locator("#timeline").scroll_into_view_if_needed()
+    x, y = point_of(page, "B", 0, 0)
+    page.mouse.move(x, y)
+    before = page.evaluate("scrollY")
+    page.mouse.wheel(0, 60)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") > before
+    assert span_ms(page) == 14
+    page.mouse.move(*point_of(page, "B", 0, 0))
+    page.mouse.click(*point_of(page, "B", 0, 0))
+    zoom_by_wheel(page, whole_ms=14)
+    # Once the pointer has left, the wheel scrolls again.
+    page.mouse.move(5, 5)
+    shown = span_ms(page)
+    page.mouse.move(*point_of(page, "B", 0, 0))
+    page.mouse.wheel(0, -60)
+    page.wait_for_timeout(200)
+    assert span_ms(page) == shown
 
 
 def test_keys_zoom_pan_and_go_from_block_to_block(open_report, drawn_plan):
@@ -304,8 +346,7 @@ def test_a_summary_moves_and_tells(open_report, bert_plan, monkeypatch):
     assert told[0] == "stage 0"
     assert told[2].startswith("busy ")
     whole = span_ms(page)
-    page.mouse.wheel(0, -400)
-    page.wait_for_function(f"pipeplan.state.to - pipeplan.state.from < {whole} * 0.9")
+    zoom_by_wheel(page, whole, key="Control")
     page.locator("#timeline").focus()
     for key in ("ArrowRight", "ArrowDown", "b", "Enter", "c", "Escape", "0"):
         page.keyboard.press(key)
@@ -373,3 +414,51 @@ def test_screenshots(open_report, bert_plan):
         page.wait_for_timeout(100)
         page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
         assert (SCREENSHOTS / f"{name}.png").stat().st_size > 20_000
+
+
+def test_paper_keeps_the_proportions_of_text(open_report, bert_plan):
+    """A canvas that is squeezed in one direction only would squeeze its text."""
+    page = open_report(bert_plan)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    for width in (718, 1047):  # A4 upright and across
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(50)
+        for name in ("timeline", "memory"):
+            scale = page.evaluate(
+                f"""() => {{ const c = document.getElementById("{name}");
+                  const box = c.getBoundingClientRect();
+                  return [box.width / c.width, box.height / c.height]; }}"""
+            )
+            assert scale[0] == pytest.approx(scale[1], rel=0.02)
+    cells = page.evaluate(
+        """() => [...document.querySelectorAll(".stages-table td")].filter(
+          (cell) => cell.scrollWidth > cell.clientWidth + 1).length"""
+    )
+    assert cells == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_stages_unfold(open_report, large_plan):
+    page = open_report(large_plan)
+    rows = page.locator(".stages-table tbody tr")
+    assert rows.count() == 20
+    shown = sum(rows.nth(n).is_visible() for n in range(20))
+    assert shown in (14, 15)
+    page.locator("#all-stages").check()
+    assert sum(rows.nth(n).is_visible() for n in range(20)) == 20
+    page.locator("#all-stages").uncheck()
+    page.emulate_media(media="print")
+    assert sum(rows.nth(n).is_visible() for n in range(20)) == 20
+
+
+def test_a_phone_shows_two_plans_and_the_memory(open_report, bert_plan, tmp_path):
+    shown = SideBySide(heading="Two", words="Both.", plans={"one": bert_plan, "two": bert_plan})
+    page = open_report(
+        bert_plan, beside=shown, viewport={"width": 390, "height": 844}, has_touch=True
+    )
+    wide = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide[0] <= wide[1]
+    assert page.locator(".beside svg").count() == 2
+    bar = page.locator(".need .bar").first.bounding_box()
+    assert bar["width"] > 250

@@ -10,8 +10,10 @@ from rich.console import Console
 
 from instances import even_plan
 from pages import Page
+from pipeplan import zoo
 from pipeplan.cluster import Cluster, Device
 from pipeplan.pipeline import Plan
+from pipeplan.planning.door import plan
 from pipeplan.report import html
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.analysis.summary import summarise
@@ -113,3 +115,43 @@ def test_the_terminal_shows_the_first_and_the_last_of_many_stages():
             stage
         )
     assert "\n..." not in shown(even_plan(64, 1))
+
+
+def test_the_terminal_shows_memory_speeds_shares_and_recomputation():
+    made = plan(zoo.model("bert-large"), zoo.cluster("mixed-hosts"), 4, planner="gpipe")
+    text = shown(made)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    header = next(line for line in lines if line.startswith("stage layers"))
+    columns = "stage layers devices speed forward backward send return GB"
+    assert " ".join(header.split()) == columns
+    assert " 2.5 " in text
+    peak_gb = max(made.predicted.peak_memory_gb.values())
+    assert f" {peak_gb:.3g} " in text
+    assert "reduce" not in header  # no stage has replicas
+    changed = tuple(replace(stage, recompute=n != 2) for n, stage in enumerate(made.stages))
+    again = shown(replace(made, stages=changed, predicted=None))
+    assert "stages 0 to 1, 3 to 11 recompute activations in the backward" in again
+
+
+def test_samples_of_uneven_replicas_are_shown():
+    made = plan(zoo.model("bert-large"), zoo.cluster("1x8-pcie"), 4, planner="data-parallel")
+    (stage,) = made.stages
+    stage = replace(stage, devices=stage.devices[:3], shares=(0.5, 0.25, 0.25))
+    text = shown(replace(made, stages=(stage,), predicted=None))
+    assert "samples of each device: stage 0 2+1+1" in text
+
+
+def test_too_little_memory_is_one_line():
+    made = plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), 16, planner="gpipe")
+    text = shown(made)
+    assert "! 2 devices need more memory than there is" in text
+    assert text.count("!") == 3  # two stages and the line
+    assert "peak 19.3 of 16 GB" in text
+
+
+def test_a_shared_beginning_of_layer_names_is_written_once():
+    made = plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), 4, planner="gpipe")
+    text = shown(made)
+    assert re.search(r" \d+-\d+ encoder\.\d+\.\.\d+ ", text)
+    assert "..head" in text

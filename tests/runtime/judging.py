@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
     add_loss_holders,
@@ -54,7 +55,9 @@ def samples_of(subject, count=2):
     ]
 
 
-def make_stage(make, names, cuts, index, *, recompute=False, keep_whole=False, amp_dtype=None):
+def make_stage(
+    make, names, cuts, index, *, recompute=False, keep_whole=False, amp_dtype=None, weight_fn=None
+):
     subject = make()
     layout = lay_out(subject.model, names, cuts)
     ends = [*cuts[1:], layout.num_layers]
@@ -63,10 +66,10 @@ def make_stage(make, names, cuts, index, *, recompute=False, keep_whole=False, a
     loss_module = find_loss_module(subject.model, subject.loss_fn)
     add_loss_holders(held_by, subject.model, loss_module, len(cuts) - 1)
     first_name_of = first_names(subject.model, loss_module)
-    module = cut(subject.model, layout, stages[index], keep_whole=keep_whole, probes=False)
+    module = cut(subject.model, layout, stages[index], keep_whole=keep_whole)
     if loss_module is not None and module.is_last:
         module.attach(LOSS_NAME, loss_module)
-    terms = LossTerms(loss_fn=subject.loss_fn, metrics={}, weight_fn=None)
+    terms = LossTerms(loss_fn=subject.loss_fn, metrics={}, weight_fn=weight_fn)
     runner = StageRunner(
         module,
         CPU,
@@ -91,12 +94,19 @@ def joined(subject):
     return samples_of(subject, 1)[0]
 
 
-def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None):
+def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None, weight_fn=None):
     """The line by which the comparison refuses; None if it agrees."""
     reports = []
     for index in range(len(cuts)):
         stage, subject, held_by, first_name_of = make_stage(
-            make, names, cuts, index, recompute=recompute, keep_whole=True, amp_dtype=amp_dtype
+            make,
+            names,
+            cuts,
+            index,
+            recompute=recompute,
+            keep_whole=True,
+            amp_dtype=amp_dtype,
+            weight_fn=weight_fn,
         )
         try:
             reports.append(

@@ -572,8 +572,11 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path):
     assert not output.exists()
     with pytest.raises(CheckpointError, match="lies in the checkpoint"):
         export_checkpoint(first, first / "state.safetensors")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="none: does not exist; give the folder"):
         export_checkpoint(tmp_path / "none", output)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty: holds no checkpoint"):
+        export_checkpoint(tmp_path / "empty", output)
     old, _ = write_first_format(tmp_path / "old", 3)
     with pytest.raises(CheckpointError, match=r"checkpoint/1.*load and save it again first"):
         export_checkpoint(old, output)

@@ -70,8 +70,8 @@ def test_ranks_join_with_their_gpu_set_first(cuda, monkeypatch):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(dist, "PrefixStore", MagicMock())
-    monkeypatch.setattr(launching, "Arrival", MagicMock())
-    monkeypatch.setattr(launching, "_meet", lambda *_: (MagicMock(), []))
+    for name in ("_meet", "_watch_start", "keep_for_pipeline"):
+        monkeypatch.setattr(launching, name, MagicMock())
 
     def init(backend, *, device_id=None, **_):
         cuda.calls.append(("init", backend, str(device_id)))
@@ -136,7 +136,8 @@ def test_traces_and_watchdog_follow_the_device():
     start_s = timing._start_s
     spans = [
         (e.name, e.category, round(e.start_s - start_s, 6), round(e.end_s - start_s, 6))
-        for e in timing.events()
+        for times in timing.times()
+        for e in times.events()
     ]
     assert spans == [
         *(("F0", "wait", 0.0, 1.0), ("F0", "forward", 1.0, 2.0)),

@@ -293,7 +293,8 @@ def scene_bf16(rank):
         with Pipeline(plan, part, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
             losses = [pipeline.step(*batch) for batch in data]
             sent = pipeline._replica.exchange.forecasts[pipeline.stage]._of_key.values()
-            forecasts = [forecast for step in sent for forecast in step._of_slot.values()]
+            lanes = [lane for step in sent for lane in (step.forward, step.backward)]
+            forecasts = [forecast for lane in lanes for forecast in lane._of_slot.values()]
             dtypes = {kind.dtype for forecast in forecasts for kind in forecast.contents.kinds}
             assert dtypes == ({torch.bfloat16} if pipeline.stage == 0 else set())
             with CountCasts() as casts:

@@ -195,7 +195,10 @@ def test_a_gradient_that_somebody_replaced_is_taken_over(other):
     (parameter,) = parameters = make_parameters(2)
     reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)])
     reducer.begin()
+    backward(parameter)
     view = parameter.grad
+    reducer.finish()
+    reducer.begin()
     parameter.grad = None  # then autograd makes a tensor of its own
     backward(parameter)
     assert parameter.grad is view
@@ -253,3 +256,34 @@ def test_gradients_that_arrive_in_parts_are_complete(other):
         # 3 * x * shared * shared * last, on this rank and on the other one
         assert shared.grad.item() == 2 * 6 * num_backwards
         assert last.grad.item() == 2 * 3 * num_backwards
+
+
+def test_what_an_earlier_step_left_is_not_summed_again(monkeypatch):
+    """A parameter without a gradient adds zeros, though its part of the bucket was used before."""
+    seen = []
+
+    def contribute(flat):
+        seen.append(flat.tolist())
+        return torch.zeros_like(flat)
+
+    monkeypatch.setattr(gradients.dist, "all_reduce", OtherRank(contribute).all_reduce)
+    first, second = parameters = make_parameters(1, 1)
+    reducer = GradientReducer(parameters, [Reduction(parameters=parameters, group=0)])
+    for used in ([first, second], [first]):
+        reducer.begin()
+        backward(*used)
+        reducer.finish()
+    assert 0.0 not in seen[0][:2]
+    assert seen[1][:2] == [0.0, 1.0]
+    assert second.grad is None
+
+
+def test_sparse_gradients_are_summed(other):
+    table = nn.Embedding(3, 2, sparse=True)
+    reducer = GradientReducer([table.weight], [Reduction(parameters=[table.weight], group=0)])
+    for _ in range(2):
+        reducer.begin()
+        for _ in range(2):
+            table(torch.tensor([0, 2, 2])).sum().backward()
+        reducer.finish()
+    assert table.weight.grad.layout is torch.strided

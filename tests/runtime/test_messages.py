@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Kind  # noqa: E402
-from pipeplan.runtime.exchange.channels import Inbox, Outbox  # noqa: E402
+from pipeplan.runtime.exchange.channels import Inbox, Lane, Outbox  # noqa: E402
 from pipeplan.runtime.exchange.contents import (  # noqa: E402
     describe,
     encode_header,
@@ -54,23 +54,19 @@ class Wire:
         count = len(messages)
         inbox = Inbox(
             self.transports[-1],
-            0,
-            self.kind,
-            [self.runs_in] * count,
-            order,
+            Lane.of(0, self.kind, [self.runs_in] * count, order),
             self.ahead,
-            self.forecasts[-1].begin(key),
+            self.forecasts[-1].begin(key).of(self.kind),
         )
+        runs_out = [[RowRun(rank=self.receiver, start=0, stop=n)] for n in self.lengths]
         outboxes = [
             Outbox(
                 self.transports[sender],
-                0,
-                self.kind,
-                [[RowRun(rank=self.receiver, start=0, stop=length)]] * count,
+                Lane.of(0, self.kind, [runs_out[sender]] * count, order),
                 lambda _: LazySends(),
-                self.forecasts[sender].begin(key),
+                self.forecasts[sender].begin(key).of(self.kind),
             )
-            for sender, length in enumerate(self.lengths)
+            for sender in range(len(self.lengths))
         ]
         if rng is None or rng.random() < 0.5:
             inbox.post(order[0])  # before anything is sent
@@ -231,7 +227,7 @@ def test_both_ends_forget_the_same_key():
 def test_headers_carry_texts_of_any_length(length):
     contents = describe([torch.zeros(2, 3)], [True], ["plain", "ü" * length], 2, 0)
     header, text = encode_header(contents)
-    is_as_forecast, num_bytes, found = read_header(header)
+    is_as_forecast, num_bytes, found = read_header(bytes(header.tolist()))
     assert not is_as_forecast
     if text is None:
         assert found == contents

@@ -1,8 +1,10 @@
 """Whoever reaches the store's port cannot end the run, nor have processes killed."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,15 +16,20 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime import Pipeline, WatchdogOptions  # noqa: E402
+from pipeplan.runtime.supervision import gathering  # noqa: E402
 from pipeplan.runtime.supervision.launch_secret import (  # noqa: E402
     SecretError,
     derive_key,
     find_secret,
     proof_of,
 )
+from pipeplan.runtime.supervision.meeting import (  # noqa: E402
+    confirm,
+    meet_at_default_store,
+)
 from pipeplan.runtime.supervision.processes import Process  # noqa: E402
-from pipeplan.runtime.supervision.run_agreement import agree_on_run  # noqa: E402
 from pipeplan.runtime.supervision.signed_store import SignedStore  # noqa: E402
 from pipeplan.runtime.supervision.status_board import (  # noqa: E402
     Beat,
@@ -137,8 +144,9 @@ def test_a_link_or_a_pipe_is_no_secret(home):
 
 def agree(rank, secrets):
     os.environ["PIPEPLAN_SECRET"] = secrets[rank]
-    run = agree_on_run()
-    return run.name, run.key, [process.pid for process in run.processes]
+    found = meet_at_default_store(WatchdogOptions())
+    confirm(found)
+    return found.name, found.key, [process.pid for process in found.processes]
 
 
 def test_ranks_agree_on_a_key_or_say_that_they_have_none(capfd):
@@ -154,6 +162,33 @@ def test_ranks_agree_on_a_key_or_say_that_they_have_none(capfd):
         "pipeplan: this run is unprotected: rank 1 has another secret than rank 0; whoever reaches"
         " the store's port can end it; set PIPEPLAN_SECRET to the same value on all hosts"
     ]
+
+
+def meet_among_strangers(rank):
+    """What ranks say to a gathering that somebody else has changed, on one rank or on all."""
+    found, said = meet_at_default_store(WatchdogOptions()), []
+    for changes in ({"name": f"made up {rank}"}, {"key": b""}):
+        try:
+            confirm(dataclasses.replace(found, **changes))
+        except RuntimeMismatchError as error:
+            said.append(str(error))
+    confirm(found)
+    return said
+
+
+def test_ranks_refuse_a_gathering_that_a_stranger_has_changed():
+    for said in run_ranks(2, meet_among_strangers):
+        assert len(said) == 2
+        assert all("somebody else writes to it" in text for text in said)
+
+
+def test_a_card_of_a_stranger_is_no_rank(store):
+    for garbage in GARBAGE:
+        store.set("here/1", garbage)
+        gatherer = gathering._Gatherer(lambda: store, 0, 2, "meet", WatchdogOptions(), print)
+        gatherer._hand_in()
+        assert gatherer._read() is None
+        assert sorted(gatherer._cards) == [0]
 
 
 # ------------------------------------------------------------------------------- processes
@@ -190,6 +225,17 @@ def test_a_number_that_now_is_another_process_is_not_killed():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert process.is_gone
+
+
+def test_a_process_without_a_file_to_open_takes_nobody_for_dead():
+    parent, child = Process.this_one(), os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(2)
+        os._exit(int(parent.is_gone))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_process_one_and_own_groups_are_never_killed():

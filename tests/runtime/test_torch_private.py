@@ -68,6 +68,24 @@ def test_words_of_broken_connections():
     )
 
 
+def test_torch_logs_nothing_where_nothing_is_wanted(capfd):
+    """Each attempt to connect to a port without a store is a warning, with a stack trace."""
+
+    def fail_to_connect():
+        with pytest.raises(dist.DistError):
+            dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=200))
+        return [
+            line for line in capfd.readouterr().err.splitlines() if line.startswith(("[W", "[E"))
+        ]
+
+    assert fail_to_connect()
+    with torch_private.without_torch_log():
+        with torch_private.without_torch_log():
+            pass
+        assert not fail_to_connect()
+    assert fail_to_connect()
+
+
 def private_names(path):
     """Private names of torch in a file: imports of private modules, private attributes."""
     found = []
@@ -90,3 +108,27 @@ def test_private_names_stand_in_one_module(room):
         if path.name != "torch_private.py"
     }
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_gradient_hooks():
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert torch_private.gradient_hooks(weight) == ([], [])
+    weight.register_hook(abs)
+    weight.register_post_accumulate_grad_hook(print)
+    assert torch_private.gradient_hooks(weight) == ([abs], [print])
+
+
+def test_make_wrapper():
+    seen = []
+
+    class Wrapped(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return torch.zeros(1)
+
+    like = torch.empty(2, 3, device="meta").T
+    made = torch_private.make_wrapper(Wrapped, like, torch.device("cpu"))
+    assert (made.shape, made.stride(), made.device.type) == ((3, 2), (1, 3), "cpu")
+    torch.neg(made)
+    assert seen == ["aten.neg.default"]

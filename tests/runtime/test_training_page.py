@@ -25,15 +25,19 @@ SET_UP, TRAINING = SCRIPT.split("join_ranks()\n")
 MODEL = TRAINING.partition("with Pipeline(")[0]
 
 
+def test_the_script_is_short():
+    assert len([line for line in SCRIPT.splitlines() if line.strip()]) <= 35
+
+
 def run_script(rank, folder, num_steps):
     os.chdir(folder)
     script = SCRIPT.replace("join_ranks()\n", "")  # the ranks of tests are joined already
     names = {}
-    script = script.replace("STEPS = 8, 32, 6", f"STEPS = 8, 32, {num_steps}")
+    script = script.replace("num_steps < 6", f"num_steps < {num_steps}")
     exec(compile(script, "docs/training.md", "exec"), names)  # noqa: S102
     pipeline = names["pipeline"]
     assert not any(torch.isnan(value).any() for value in pipeline.model.state_dict().values())
-    return pipeline.num_steps, names["scheduler"].get_last_lr()
+    return pipeline.num_steps, pipeline.scheduler.get_last_lr()
 
 
 def test_the_script_trains_and_resumes(tmp_path, monkeypatch, capfd):
@@ -66,6 +70,9 @@ def test_the_script_trains_and_resumes(tmp_path, monkeypatch, capfd):
     from safetensors.torch import load_file
 
     names["model"].load_state_dict(load_file(tmp_path / "model.safetensors"))
+    absent = tmp_path / "absent"
+    code, _, stderr = run_command(capfd, "export-checkpoint", absent, "-o", "x.safetensors")
+    assert (code, stderr.partition(";")[0]) == (2, f"pipeplan: {absent}: does not exist")
     code, _, stderr = run_command(capfd, "export-checkpoint", tmp_path, "-o", "x.safetensors")
     assert (code, stderr) == (2, f"pipeplan: {tmp_path}: holds no checkpoint\n")
 

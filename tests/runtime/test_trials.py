@@ -3,11 +3,9 @@
 This file is also the program that torchrun starts.
 """
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,10 +17,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pipeplan.runtime import Pipeline, join_ranks  # noqa: E402
+from runtime.launches import NUM_RANKS, Launch, note_pid  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
-from runtime.workers import few_at_once, free_port  # noqa: E402
 
-NUM_RANKS, NUM_STEPS = 3, 14
+NUM_STEPS = 14
 LIMIT_S = 30.0
 
 
@@ -31,8 +29,7 @@ def train(folder):
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     join_ranks()  # a rank that is lost before is one that never comes
-    (folder / f"pid-{rank}.part").write_text(str(os.getpid()))
-    (folder / f"pid-{rank}.part").rename(folder / f"pid-{rank}")
+    note_pid(folder, rank)
     torch.manual_seed(0)
     plan = cut_plan(list("01234"), [0, 1, 3], [1, 1, 1], 2, 4)
     optimizer_fn = lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9)  # noqa: E731
@@ -50,109 +47,6 @@ def train(folder):
             time.sleep(0.02)
     dist.barrier()
     dist.destroy_process_group()
-
-
-class Launch:
-    """A launch of all ranks, forked or by torchrun; all are ended in any case."""
-
-    def __init__(self, folder, *, by_torchrun=False):
-        self.folder, self.pids, self.codes = folder, [], {}
-        self._turn = few_at_once()
-        self._turn.__enter__()
-        for path in folder.glob("pid-*"):
-            path.unlink()
-        (folder / "stderr").write_text("")
-        environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(NUM_RANKS),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "TRIAL": str(folder),
-        }
-        if by_torchrun:
-            self.pids = [self._start_torchrun(environment)]
-        else:
-            self.pids = [self._fork({**environment, "RANK": str(rank)}) for rank in range(3)]
-
-    def _start_torchrun(self, environment):
-        command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3")
-        with open(self.folder / "stderr", "a") as said:
-            started = subprocess.Popen(
-                [*command, "--master-port", environment["MASTER_PORT"], __file__],
-                env={**os.environ, **environment},
-                stdout=said,
-                stderr=said,
-            )
-        started.returncode = 0  # `wait` collects it like a forked rank
-        return started.pid
-
-    def _fork(self, environment):
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.dup2(os.open(self.folder / "stderr", os.O_WRONLY | os.O_APPEND), 2)
-            os.environ.update(environment)
-            train(self.folder)
-            code = 0
-        finally:
-            os._exit(code)
-
-    def pid_of(self, rank):
-        deadline = time.monotonic() + 120
-        while not (self.folder / f"pid-{rank}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        return int((self.folder / f"pid-{rank}").read_text())
-
-    def losses(self):
-        path = self.folder / "losses"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return {int(line.split()[0]): float(line.split()[1]) for line in lines if line[-1] == "\n"}
-
-    def await_losses(self, count):
-        deadline = time.monotonic() + 120
-        while len(self.losses()) < count:
-            assert time.monotonic() < deadline, (self.folder / "stderr").read_text()
-            time.sleep(0.005)
-
-    def wait(self, timeout_s):
-        deadline = time.monotonic() + timeout_s
-        while len(self.codes) < len(self.pids) and time.monotonic() < deadline:
-            for pid in self.pids:
-                if pid not in self.codes:
-                    ended, status = os.waitpid(pid, os.WNOHANG)
-                    if ended:
-                        self.codes[pid] = os.waitstatus_to_exitcode(status)
-            time.sleep(0.01)
-        return [self.codes.get(pid) for pid in self.pids]
-
-    def left(self):
-        """Processes of this launch that still run."""
-        found = []
-        for rank in range(NUM_RANKS):
-            path = self.folder / f"pid-{rank}"
-            with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{path.read_text()}/stat").read_text()
-                if stat.rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(path.read_text()))
-        return found
-
-    def said(self):
-        lines = (self.folder / "stderr").read_text().splitlines()
-        return [line for line in lines if line.startswith("pipeplan:")]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for pid in {*self.left(), *(pid for pid in self.pids if pid not in self.codes)}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.wait(10.0)
-        self._turn.__exit__(None, None, None)
 
 
 def disturb(launch, rng, number):
@@ -173,44 +67,63 @@ def disturb(launch, rng, number):
 
 
 def go_to_the_end(folder):
-    with Launch(folder) as launch:
+    with Launch(folder, train) as launch:
         assert launch.wait(120) == [0] * NUM_RANKS, (folder / "stderr").read_text()
         return launch.losses()
 
 
-@pytest.mark.parametrize(
-    ("number", "trials", "by_torchrun"),
-    [
-        pytest.param(signal.SIGKILL, 30, False, id="kill-30", marks=pytest.mark.full),
-        pytest.param(signal.SIGKILL, 20, True, id="kill-torchrun-20", marks=pytest.mark.full),
-        pytest.param(signal.SIGSTOP, 14, False, id="stop-14", marks=pytest.mark.full),
-        pytest.param(signal.SIGSTOP, 6, True, id="stop-torchrun-6", marks=pytest.mark.full),
-    ],
-)
-def test_a_disturbed_run_ends_in_time_and_goes_on(tmp_path, number, trials, by_torchrun):
-    rng = random.Random(trials)
-    (tmp_path / "undisturbed").mkdir()
-    expected = go_to_the_end(tmp_path / "undisturbed")
-    assert len(expected) == NUM_STEPS
-    for trial in range(trials):
-        folder = tmp_path / f"trial-{trial}"
-        folder.mkdir()
-        with Launch(folder, by_torchrun=by_torchrun) as launch:
-            victim = disturb(launch, rng, number)
-            start = time.monotonic()
-            codes = launch.wait(2 * LIMIT_S)
-            took_s, left, said = time.monotonic() - start, launch.left(), launch.said()
-        last = [line for line in said if line.endswith("; all ranks end")]
-        case = f"trial {trial}, rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
-        assert None not in codes, case
-        assert took_s < LIMIT_S, case
-        assert not left, case
-        if by_torchrun and not last:  # it was not set up yet; then torchrun names it
-            assert f"exitcode: -9) local_rank: {victim} " in (folder / "stderr").read_text(), case
-        else:
-            assert len(last) == 1, case
-            assert f"rank {victim} " in last[0], case
-        assert go_to_the_end(folder) == expected, case
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The losses of a run that nobody disturbs."""
+    losses = go_to_the_end(tmp_path_factory.mktemp("undisturbed"))
+    assert len(losses) == NUM_STEPS
+    return losses
+
+
+def check_trial(folder, expected, number, seed, *, by_torchrun):
+    """A disturbed run ends in time with the right line, leaves nothing, and goes on as before."""
+    with Launch(folder, train, program=__file__ if by_torchrun else None) as launch:
+        victim = disturb(launch, random.Random(seed), number)
+        start = time.monotonic()
+        while launch.left() and time.monotonic() - start < 2 * LIMIT_S:
+            launch.wait(0.0)
+            time.sleep(0.02)
+        took_s = time.monotonic() - start  # torchrun itself may take longer on a busy machine
+        codes, left, said = launch.wait(2 * LIMIT_S), launch.left(), launch.said()
+    last = [line for line in said if line.endswith("; all ranks end")]
+    case = f"rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
+    sys.stdout.write(f"{case}\n")  # pytest -rP shows it
+    assert None not in codes, case
+    assert took_s < LIMIT_S, case
+    assert not left, case
+    assert len(last) == 1, case
+    assert f"rank {victim} " in last[0], case
+    assert "frame #" not in (folder / "stderr").read_text(), case
+    assert go_to_the_end(folder) == expected, case
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(30))
+def test_a_killed_run_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGKILL, trial, by_torchrun=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(20))
+def test_a_killed_run_under_torchrun_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGKILL, 100 + trial, by_torchrun=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(14))
+def test_a_stopped_run_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGSTOP, 200 + trial, by_torchrun=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trial", range(6))
+def test_a_stopped_run_under_torchrun_ends_in_time_and_goes_on(tmp_path, expected, trial):
+    check_trial(tmp_path, expected, signal.SIGSTOP, 300 + trial, by_torchrun=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from torch.nn import functional as F  # noqa: E402
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime import add_loss  # noqa: E402
 from pipeplan.runtime.parameters import find_loss_module, require_initialised  # noqa: E402
-from pipeplan.runtime.verification.nan_note import NanNote  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_error, find_refusal  # noqa: E402
 from runtime.samples import TinyLanguageModel, make_mlp, mlp_loss, token_loss  # noqa: E402
@@ -268,7 +267,9 @@ def test_values_carried_past_layers(cuts):
 
 def test_values_passed_by_a_global():
     make = of(lambda: nn.Sequential(Writes(), nn.Linear(6, 6), Reads()))
-    assert "layer '2': its output is not" in find_refusal(make, None, [0, 2])
+    refusal = find_refusal(make, None, [0, 2])
+    assert "layers 2..2: raise when they run as a stage" in refusal
+    assert "what others keep (losses, activations, globals" in refusal
     make = of(lambda: nn.Sequential(nn.Linear(6, 6), Writes(), Reads()))
     assert find_refusal(make, None, [0, 1]) is None
     assert find_error(make, None, [0, 1]) is None
@@ -347,17 +348,60 @@ def test_losses_that_the_model_sums_up():
     assert find_error(make, LIST_NAMES, [0, 2]) is None
 
 
-def test_nan_is_explained_once(capsys):
-    model = TinyLanguageModel()
-    module = cut(model, lay_out(model), range(3, 5))
-    note = NanNote()
-    note.look(1.0, 3, module)
-    assert capsys.readouterr().err == ""
-    note.look(math.nan, 4, module)
-    note.look(math.nan, 5, module)
-    written = capsys.readouterr().err
-    assert "the loss is NaN after 4 steps" in written
-    assert written.count("\n") == 1
+class Branching(TinyLanguageModel):
+    """Uses the embeddings behind its layers once `use` is set, in several ways."""
+
+    use = None
+
+    def forward(self, tokens):
+        x = first = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        if self.use is not None:
+            x = self.use(x, first)
+        return self.head(self.norm(x))
+
+
+def write(x, first):
+    x = x.clone()
+    x[:, 0] = first[:, 0]
+    return x
+
+
+LATER = {
+    "adds": lambda x, first: x + first,
+    "hides NaN": lambda x, first: x + first.nan_to_num(),
+    "compares": lambda x, first: x * (first > 0),
+    "selects": lambda x, first: torch.where(first > 0, x, -x),
+    "asks": lambda x, first: -x if first.sum() > 0 else x,
+    "counts": lambda x, first: x * len(first.nonzero()),
+    "writes": write,
+}
+
+
+@pytest.mark.parametrize("use", LATER.values(), ids=LATER)
+def test_a_branch_that_is_taken_later_is_refused_then(use):
+    model, tokens = Branching(), torch.randint(17, (2, 5))
+    part = cut(model, lay_out(model), range(3, 5))
+    carried = torch.randn(2, 5, 12)
+    assert part(carried, (tokens,), {}).shape == (2, 5, 17)
+    model.use = use
+    with pytest.raises(RuntimeMismatchError, match="use values of other stages"):
+        part(carried, (tokens,), {})
+
+
+def test_shapes_of_other_stages_may_be_asked_for():
+    model, tokens = Branching(), torch.randint(17, (2, 5))
+    part = cut(model, lay_out(model), range(3, 5))
+
+    def use(x, first):
+        threes = torch.full_like(first, first.ndim)
+        return x + torch.zeros_like(first) + first.new_ones(first.shape) + threes
+
+    model.use = use
+    carried = torch.randn(2, 5, 12)
+    expected = model.head(model.norm(model.blocks[2](carried) + 4))
+    assert torch.allclose(part(carried, (tokens,), {}), expected, atol=1e-5)
 
 
 class Skipping(TinyLanguageModel):
@@ -375,7 +419,7 @@ class Skipping(TinyLanguageModel):
 
 def test_a_layer_that_is_left_out_later_is_noticed():
     model, tokens = Skipping(), torch.randint(17, (2, 5))
-    part = cut(model, lay_out(model), range(3, 5), probes=False)
+    part = cut(model, lay_out(model), range(3, 5))
     carried = torch.randn(2, 5, 12)
     assert not part(carried, (tokens,), {}).isnan().any()
     model.skips = True
@@ -432,8 +476,9 @@ def test_a_loss_that_is_no_mean(capsys):
     assert find_refusal(with_loss(mlp_loss), None, [0, 1]) is None
     assert capsys.readouterr().err == ""
     coupled = with_loss(lambda output, targets: torch.cdist(output, targets).logsumexp(0).mean())
-    assert find_refusal(coupled, None, [0, 1]) is None
-    assert "loss_fn is no mean over rows" in capsys.readouterr().err
+    assert "loss_fn: is no mean over rows" in find_refusal(coupled, None, [0, 1])
+    assert find_refusal(coupled, None, [0, 1], weight_fn=len) is None
+    assert "rows influence each other in the model or in loss_fn" in capsys.readouterr().err
 
 
 def test_losses_of_routers_of_hugging_face():

@@ -228,6 +228,86 @@ def scene_unequal_builds(rank):
         assert pipeline.step(*make_tokens()[0]) > 0
 
 
+class Forgets(Layer):
+    """Changes the batch in place, keeps its first rows in a global, has a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(2)
+
+    def forward(self, x):
+        y = super().forward(x.mul_(0.5))
+        if "mean" not in FIRST:
+            FIRST["mean"] = y.detach().mean(0)
+        return y - FIRST["mean"] + torch.rand(6, generator=self.generator)
+
+
+FIRST = {}
+
+
+def scene_nothing_is_left_behind(rank):
+    """The comparison puts back what it finds: training is that of a model that nobody compared."""
+    data = make_rows()
+    torch.manual_seed(6)
+    FIRST.clear()
+    reference = nn.Sequential(Forgets(), Layer())
+    model = nn.Sequential(Forgets(), Layer())
+    model.load_state_dict(reference.state_dict())
+    with Pipeline(
+        cut_plan(["0", "1"], [0, 1], [1, 1], 2, 4, num_devices=4), model, mlp_loss, sgd
+    ) as p:
+        losses = [p.step(*batch) for batch in data]
+        p.full_state_dict()
+    assert all(map(torch.equal, data[0], make_rows()[0]))
+    FIRST.clear()
+    assert losses == pytest.approx(train_alone(reference, mlp_loss, data, 2)[0], rel=1e-5)
+
+
+def scene_schedulers(rank):
+    """The scheduler of `scheduler_fn` steps after each update, and is saved."""
+    lines = []
+    folder = share_from_first(tempfile.mkdtemp)
+    plan = cut_plan(list("01234"), [0, 2], [2, 2], 2, 4)
+    rates = []
+    for steps in (3, 5):
+        with Pipeline(
+            plan,
+            make_mlp(),
+            mlp_loss,
+            sgd,
+            scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+            on_step=lambda result: lines.append((result.learning_rates[0], str(result))),
+        ) as pipeline:
+            pipeline.load(folder)
+            while pipeline.num_steps < steps:
+                pipeline.step(torch.ones(8, 12), torch.ones(8, 4), update=False)
+                pipeline.step(torch.ones(8, 12), torch.ones(8, 4))
+            pipeline.save(folder)
+            rates.append(pipeline.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1 / 8, 0.1 / 32])
+    expected = [0.1 / 2**step for step in range(5) for _ in range(2)]
+    assert [rate for rate, _ in lines] == pytest.approx(expected)
+    assert lines[-1][1].startswith("step 5  loss ")
+
+
+def scene_refused_at_the_start(rank):
+    plan = cut_plan(["0", "1"], [0, 1], [2, 2], 2, 4)
+    model = nn.Sequential(Layer(), Layer())
+    for optimizer_fn, problem in ((torch.optim.LBFGS, "LBFGS.step needs 'closure'"),):
+        with pytest.raises(RuntimeMismatchError, match=problem):
+            Pipeline(plan, model, mlp_loss, optimizer_fn)
+    with pytest.raises(RuntimeMismatchError, match="another Pipeline has cut it"):
+        Pipeline(plan, model, mlp_loss, sgd)
+    model = nn.Sequential(Layer(), Layer())
+    model[1].linear.weight = nn.Parameter(model[0].linear.weight.data)
+    with pytest.raises(RuntimeMismatchError, match="different tensors in the same memory"):
+        Pipeline(plan, model, mlp_loss, sgd)
+    model = nn.Sequential(Layer(), Layer())
+    model[0].linear.bias.register_hook(torch.sign)
+    with pytest.raises(RuntimeMismatchError, match="has a hook that needs its whole gradient"):
+        Pipeline(plan, model, mlp_loss, sgd)
+
+
 SCENES = {name: scene for name, scene in sorted(globals().items()) if name.startswith("scene_")}
 
 

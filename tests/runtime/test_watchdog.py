@@ -12,8 +12,7 @@ import torch.distributed as dist  # noqa: E402
 
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Block, Kind  # noqa: E402
-from pipeplan.runtime.supervision import ending  # noqa: E402
-from pipeplan.runtime.supervision import watchdog as watchdog_module  # noqa: E402
+from pipeplan.runtime.supervision import ending, watching  # noqa: E402
 from pipeplan.runtime.supervision.error_policy import (  # noqa: E402
     blame_for_error,
     in_set_up,
@@ -94,7 +93,7 @@ class Group:
 def _quick_and_harmless(monkeypatch):
     """All ranks are this process, which nobody may kill; the grace is short."""
     monkeypatch.setattr(Process, "kill", lambda self: None)
-    monkeypatch.setattr(watchdog_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(watching, "GRACE_S", 0.2)
     monkeypatch.setattr(ending, "GRACE_S", 0.2)
 
 
@@ -153,7 +152,7 @@ def test_a_mismatch_that_only_one_rank_finds_is_named(capfd):
 
 
 def test_a_mismatch_that_all_ranks_find_is_left_to_them(capfd, monkeypatch):
-    monkeypatch.setattr(watchdog_module, "GRACE_S", 2.0)
+    monkeypatch.setattr(watching, "GRACE_S", 2.0)
     error = RuntimeMismatchError("model: is on the meta device")
 
     def set_up(watchdog):
@@ -194,7 +193,9 @@ def test_a_rank_whose_connection_broke_names_the_one_that_failed(capfd, error):
     with Group(3) as group:
         stumbling = threading.Thread(target=blame_for_error, args=(group.watchdogs[2], error))
         stumbling.start()
-        time.sleep(0.1)
+        deadline = time.monotonic() + 10
+        while group.board.read_beat(2).state is not State.SEEKING and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert group.board.read_failure() is None
         assert group.board.read_beat(2).state is State.SEEKING
         group.board.declare(Failure(rank=1, reason="died"))
@@ -216,7 +217,7 @@ def test_a_watcher_that_was_held_up_itself_blames_nobody(monkeypatch):
     other.write_beat(Beat(count=1, state=State.COMPUTING, doing="", age_s=0))
     time.sleep(0.1)
     ends_of_pause = []
-    wait = watchdog._termination.wait
+    wait = watchdog._watcher.termination.wait
 
     def pause_once(timeout_s):
         if not ends_of_pause:
@@ -224,7 +225,7 @@ def test_a_watcher_that_was_held_up_itself_blames_nobody(monkeypatch):
             ends_of_pause.append(time.monotonic())
         return wait(timeout_s)
 
-    monkeypatch.setattr(watchdog._termination, "wait", pause_once)
+    monkeypatch.setattr(watchdog._watcher.termination, "wait", pause_once)
     deadline = time.monotonic() + 10
     while other.read_failure() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -270,3 +271,11 @@ def test_a_clock_does_not_count_a_pause_of_its_process():
     time.sleep(1.0)
     assert clock.tick() <= 0.2
     assert clock.now_s <= 0.2
+
+
+def test_a_closed_pipeline_takes_no_more_calls():
+    watchdog = Watchdog(dist.HashStore(), 0, ["a"], QUICK, lambda code: None)
+    watchdog.close()
+    refusal = pytest.raises(RuntimeMismatchError, match="step: the pipeline is closed; make a new")
+    with refusal, watchdog.call("step"):
+        raise AssertionError("this is not reached")

@@ -21,10 +21,40 @@ class PipelineCosts:
         all_reduce_ms: Floats,
         half_duplex: bool,
         caps: Sequence[int] = ...,
+        flows: PlanFlows | None = ...,
     ) -> None:
-        """`caps` has the most microbatches that each stage may hold; without them, all."""
+        """`caps` has the most microbatches that each stage may hold; without them, all.
+
+        With flows, they decide the times of transfers and all-reduces.
+        """
     @property
     def num_stages(self) -> int: ...
+
+class SharedLinks:
+    """Links that several devices share; `host_of` has the host of each device."""
+
+    def __init__(
+        self,
+        *,
+        members: Sequence[Sequence[int]],
+        out_bytes_per_ms: Sequence[float],
+        in_bytes_per_ms: Sequence[float],
+        host_of: Sequence[int],
+    ) -> None: ...
+
+class PlanFlows:
+    """What every transfer and all-reduce of a plan sends between which devices."""
+
+    def __init__(
+        self,
+        *,
+        instance: Instance,
+        end_layer: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        shares: Sequence[Sequence[float]],
+    ) -> None: ...
+    def longest_ms(self, half_duplex: bool) -> list[float]:
+        """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
 class PlanLimits:
     """What plans have to keep; devices by their index, -1 for none."""
@@ -66,6 +96,7 @@ class Instance:
         inside_bytes_per_ms: Sequence[float] = ...,
         activation_bytes: Sequence[float] = ...,
         limits: PlanLimits = ...,
+        shared: SharedLinks | None = ...,
     ) -> None:
         """Links are full matrices, or one number each.
 
@@ -114,9 +145,10 @@ class PlacedPlan:
     def modes(self) -> list[int]:
         """For each stage 1 if it recomputes its activations, else 0."""
 
-Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats]
+Trace = tuple[Ints, Floats, Ints, Floats, Ints, Floats, Floats | None, Floats | None]
 """order [S, 2M], block_start_ms [S, 2M], sent [C, 2, M], transfer_start_ms [C, 2, M],
-blocks_done [S], stage_end_ms [S]; sent and order hold codes: m is F(m), -1 - m is B(m)."""
+blocks_done [S], stage_end_ms [S]; with flows transfer_end_ms [C, 2, M] and
+all_reduce_end_ms [S]. `sent` and `order` hold codes: m is F(m), -1 - m is B(m)."""
 
 def device_classes(instance: Instance) -> list[int]:
     """For each device the number of its class; devices of a class can be exchanged."""

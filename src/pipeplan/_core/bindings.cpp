@@ -4,6 +4,7 @@
 // KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -80,10 +81,16 @@ auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
 
 void construct_costs(PipelineCosts* self, Vector forward, Vector backward, Vector send_forward,
                      Vector send_backward, Vector all_reduce, bool half_duplex,
-                     std::vector<int> caps) {
+                     std::vector<int> caps, std::shared_ptr<PlanFlows> flows) {
     new (self) PipelineCosts(to_vector(forward), to_vector(backward), to_vector(send_forward),
                              to_vector(send_backward), to_vector(all_reduce), half_duplex,
-                             std::move(caps));
+                             std::move(caps), std::move(flows));
+}
+
+void construct_flows(PlanFlows* self, const Instance& instance, const std::vector<int>& end_layer,
+                     std::vector<std::vector<int>> devices,
+                     std::vector<std::vector<double>> shares) {
+    new (self) PlanFlows(instance, end_layer, {std::move(devices), std::move(shares)});
 }
 
 void construct_instance(Instance* self, Vector forward, Vector backward, Vector output_bytes,
@@ -91,7 +98,8 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
                         int num_microbatches, int microbatch_size, int max_replicas,
                         std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
-                        std::vector<double> activation_bytes, const PlanLimits& limits) {
+                        std::vector<double> activation_bytes, const PlanLimits& limits,
+                        std::shared_ptr<SharedLinks> shared) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes),
                       std::move(activation_bytes)};
@@ -111,7 +119,7 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
     };
     DeviceLinks links{to_vector(speed),
                       pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
-                      pairs(latency_ms, {}, {}, "latency_ms")};
+                      pairs(latency_ms, {}, {}, "latency_ms"), std::move(shared)};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
                         microbatch_size, max_replicas, limits);
 }
@@ -165,7 +173,13 @@ nb::tuple trace_to_python(Trace&& trace, const CostsView& costs) {
                           to_numpy(std::move(trace.sent), {S - 1, 2, M}),
                           to_numpy(std::move(trace.transfer_start_ms), {S - 1, 2, M}),
                           to_numpy(std::move(trace.blocks_done), {S}),
-                          to_numpy(std::move(trace.stage_end_ms), {S}));
+                          to_numpy(std::move(trace.stage_end_ms), {S}),
+                          costs.flows ? nb::cast(to_numpy(std::move(trace.transfer_end_ms),
+                                                          {S - 1, 2, M}))
+                                      : nb::none(),
+                          costs.flows
+                              ? nb::cast(to_numpy(std::move(trace.all_reduce_end_ms), {S}))
+                              : nb::none());
 }
 
 nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
@@ -400,8 +414,18 @@ void bind_classes(nb::module_& m) {
     nb::class_<PipelineCosts>(m, "PipelineCosts")
         .def("__init__", &construct_costs, "forward_ms"_a, "backward_ms"_a, "send_forward_ms"_a,
              "send_backward_ms"_a, "all_reduce_ms"_a, "half_duplex"_a,
-             "caps"_a = std::vector<int>())
+             "caps"_a = std::vector<int>(), "flows"_a.none() = nb::none())
         .def_prop_ro("num_stages", &PipelineCosts::num_stages);
+
+    nb::class_<SharedLinks>(m, "SharedLinks")
+        .def(nb::init<std::vector<std::vector<int>>, const std::vector<double>&,
+                      const std::vector<double>&, std::vector<int>>(),
+             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a);
+
+    nb::class_<PlanFlows>(m, "PlanFlows")
+        .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
+             "shares"_a)
+        .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")
         .def("__init__", &construct_limits, nb::kw_only(), "whole_samples"_a = false,
@@ -416,7 +440,8 @@ void bind_classes(nb::module_& m) {
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
              "inside_bytes_per_ms"_a = std::vector<double>(),
-             "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits())
+             "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits(),
+             "shared"_a.none() = nb::none())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,

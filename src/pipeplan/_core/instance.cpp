@@ -176,11 +176,14 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
                                "activation_bytes")),
       speed(checked(std::move(links.speed), num_devices, "speed")),
       bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
-      limits(checked_limits(std::move(limits_), num_devices)), layers_(std::move(layers)) {
+      shared(std::move(links.shared)), limits(checked_limits(std::move(limits_), num_devices)),
+      layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
     for (double rate : bytes_per_ms.table())
         if (rate > 0 && rate < 1e-60) refuse("bytes_per_ms: has a rate of almost zero");
+    if (shared && shared->num_devices() != num_devices)
+        refuse("shared: has another number of devices");
 }
 
 Instance Instance::on_devices(const std::vector<int>& order) const {
@@ -200,8 +203,11 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
         *device = place[*device];
         if (*device < 0) refuse("order: lacks a device that has to serve a stage");
     }
+    const auto shared_by =
+        shared ? std::make_shared<const SharedLinks>(shared->on_devices(order)) : nullptr;
     return Instance(layers_,
-                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order)},
+                    {std::move(speeds), bytes_per_ms.on_devices(order), latency_ms.on_devices(order),
+                     shared_by},
                     half_duplex, num_microbatches, microbatch_size, max_replicas, std::move(mine));
 }
 
@@ -228,13 +234,13 @@ std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_me
 bool Instance::has_equal_devices() const {
     const std::vector<double>& memory = limits.memory_bytes;
     const bool has_ends = limits.first_device >= 0 || limits.last_device >= 0;
-    return bytes_per_ms.is_one_number() && latency_ms.is_one_number() && !has_ends &&
+    return !shared && bytes_per_ms.is_one_number() && latency_ms.is_one_number() && !has_ends &&
            std::all_of(memory.begin(), memory.end(), [&](double m) { return m == memory[0]; }) &&
            std::all_of(speed.begin(), speed.end(), [&](double s) { return s == speed[0]; });
 }
 
 Instance Instance::with_layers(LayerCosts layers) const {
-    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms}, half_duplex,
+    return Instance(std::move(layers), {speed, bytes_per_ms, latency_ms, shared}, half_duplex,
                     num_microbatches, microbatch_size, max_replicas, limits);
 }
 
@@ -265,6 +271,7 @@ std::vector<int> device_classes(const Instance& in) {
     const PlanLimits& limits = in.limits;
     const auto exchangeable = [&](int u, int v) {
         if (in.speed[u] != in.speed[v]) return false;
+        if (in.shared && !in.shared->are_alike(u, v)) return false;
         if (in.has_memory() && limits.memory_bytes[u] != limits.memory_bytes[v]) return false;
         for (int special : {limits.first_device, limits.last_device})
             if (u == special || v == special) return false;

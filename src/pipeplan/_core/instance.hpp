@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "shared_links.hpp"
+
 namespace pipeplan {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -85,6 +87,7 @@ struct DeviceLinks {
     std::vector<double> speed;  // [devices]
     Pairs bytes_per_ms;         // 0 = no path
     Pairs latency_ms;
+    std::shared_ptr<const SharedLinks> shared = nullptr;  // none: no two transfers share a link
 };
 
 // Sums over the first l values, for l from 0 to their number. The difference of two of them is no
@@ -155,6 +158,7 @@ class Instance {
     const RangeSums activation_bytes;                                  // the same
     const std::vector<double> speed;                                   // [devices]
     const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
+    const std::shared_ptr<const SharedLinks> shared;                   // may be none
     const PlanLimits limits;
 
   private:

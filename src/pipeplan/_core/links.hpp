@@ -181,6 +181,10 @@ class ChannelTable {
             }
         }
     }
+    void insert(int a, int b, Link forward, Link backward) {
+        forward_[index(a, b)].insert(forward);
+        backward_[index(a, b)].insert(backward);
+    }
     // By the indices of the sizes.
     const LinkSet& forward(int a, int b) const { return forward_[index(a, b)]; }
     const LinkSet& backward(int a, int b) const { return backward_[index(a, b)]; }

@@ -29,10 +29,11 @@ PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double>
                              std::vector<double> send_forward_ms,
                              std::vector<double> send_backward_ms,
                              std::vector<double> all_reduce_ms, bool half_duplex,
-                             std::vector<int> caps)
+                             std::vector<int> caps, std::shared_ptr<const PlanFlows> flows)
     : forward_ms_(std::move(forward_ms)), backward_ms_(std::move(backward_ms)),
       send_forward_ms_(std::move(send_forward_ms)), send_backward_ms_(std::move(send_backward_ms)),
-      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex), caps_(std::move(caps)) {
+      all_reduce_ms_(std::move(all_reduce_ms)), half_duplex_(half_duplex), caps_(std::move(caps)),
+      flows_(std::move(flows)) {
     const std::size_t S = forward_ms_.size();
     if (S < 1 || S > static_cast<std::size_t>(std::numeric_limits<int>::max() / 8))
         throw std::invalid_argument("forward_ms: a pipeline has at least one stage");
@@ -44,6 +45,8 @@ PipelineCosts::PipelineCosts(std::vector<double> forward_ms, std::vector<double>
     if (!caps_.empty() && caps_.size() != S) throw std::invalid_argument("caps: one for each stage");
     for (int cap : caps_)
         if (cap < 1) throw std::invalid_argument("caps: are at least 1");
+    if (flows_ && flows_->num_stages() != num_stages())
+        throw std::invalid_argument("flows: are of a plan with another number of stages");
 }
 
 CostsView PipelineCosts::view(long num_microbatches) const {
@@ -59,7 +62,8 @@ CostsView PipelineCosts::view(long num_microbatches) const {
             send_backward_ms_.data(),
             all_reduce_ms_.data(),
             half_duplex_,
-            caps_.empty() ? nullptr : caps_.data()};
+            caps_.empty() ? nullptr : caps_.data(),
+            flows_.get()};
 }
 
 void require_complete(const CostsView& costs, const Code* codes) {

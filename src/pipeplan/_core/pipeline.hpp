@@ -2,9 +2,11 @@
 // portfolio.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "control.hpp"
+#include "flows.hpp"
 
 namespace pipeplan {
 
@@ -22,6 +24,9 @@ struct CostsView {
     const double* all_reduce_ms;     // [stages]
     bool half_duplex;
     const int* caps = nullptr;       // [stages], the most microbatches each may hold; null: no limit
+    // Where the cluster has shared links: what decides how long transfers and all-reduces take. The
+    // times above are then the least that they can take.
+    const PlanFlows* flows = nullptr;
 };
 
 // The same costs as an object that validates itself, made from a pipeplan.cost.PipelineCosts.
@@ -31,7 +36,8 @@ class PipelineCosts {
     // Without caps stages may hold all microbatches.
     PipelineCosts(std::vector<double> forward_ms, std::vector<double> backward_ms,
                   std::vector<double> send_forward_ms, std::vector<double> send_backward_ms,
-                  std::vector<double> all_reduce_ms, bool half_duplex, std::vector<int> caps = {});
+                  std::vector<double> all_reduce_ms, bool half_duplex, std::vector<int> caps = {},
+                  std::shared_ptr<const PlanFlows> flows = nullptr);
     int num_stages() const { return static_cast<int>(forward_ms_.size()); }
     // Throws std::invalid_argument if the number of microbatches is out of range.
     CostsView view(long num_microbatches) const;
@@ -41,6 +47,7 @@ class PipelineCosts {
         all_reduce_ms_;
     bool half_duplex_;
     std::vector<int> caps_;
+    std::shared_ptr<const PlanFlows> flows_;
 };
 
 // A block in a schedule: m >= 0 is the forward of microbatch m, -1 - m its backward.
@@ -53,6 +60,9 @@ struct Trace {
     std::vector<double> transfer_start_ms;  // the same
     std::vector<int> blocks_done;           // [stages]; fewer than 2 * microbatches: deadlock
     std::vector<double> stage_end_ms;       // [stages], end of the last block
+    // Only with shared links; else they follow from the given times.
+    std::vector<double> transfer_end_ms;    // [channels][2][microbatches], in the order sent
+    std::vector<double> all_reduce_end_ms;  // [stages]
 };
 
 // Throws std::invalid_argument unless each stage has each microbatch once forward and once

@@ -4,6 +4,7 @@
 // two.
 #pragma once
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "bound.hpp"
@@ -28,8 +29,10 @@ struct SetLinks {
 inline SetLinks links_of_set(const Instance& in, const std::vector<int>& devices) {
     SetLinks links{static_cast<int>(devices.size()), kInfinity, kInfinity, 0.0};
     for (int u : devices) links.slowest_speed = std::min(links.slowest_speed, in.speed[u]);
+    if (in.shared) links.slowest_bytes_per_ms = in.shared->ring_rate(devices);
     if (has_host_links(in)) {
-        links.slowest_bytes_per_ms = in.bytes_per_ms.least_inside(devices);
+        links.slowest_bytes_per_ms =
+            std::min(links.slowest_bytes_per_ms, in.bytes_per_ms.least_inside(devices));
         links.latency_ms = in.latency_ms.one_number();
         return links;
     }
@@ -108,7 +111,7 @@ inline bool cost_stage(const Instance& in, int first_layer, int end_layer, const
            (may_share_by_memory && can_share_by_memory(in, links.num_devices) && fits(true));
 }
 
-// The same as below, where the devices of a stage have different shares.
+// The costs of a channel whose stages have devices with different shares; without shared links.
 inline bool cost_uneven_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
                                 const std::vector<int>& next_devices, ChannelCosts& costs,
                                 bool by_memory, bool next_by_memory) {
@@ -129,10 +132,10 @@ inline bool cost_uneven_channel(const Instance& in, int end_layer, const std::ve
     return true;
 }
 
-// The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing.
-inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
-                         const std::vector<int>& next_devices, ChannelCosts& costs,
-                         bool by_memory = false, bool next_by_memory = false) {
+// The same as below, without shared links.
+inline bool cost_own_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
+                             const std::vector<int>& next_devices, ChannelCosts& costs,
+                             bool by_memory, bool next_by_memory) {
     const int k = static_cast<int>(devices.size()), k_next = static_cast<int>(next_devices.size());
     const bool is_uneven = !in.shares_evenly(k) || !in.shares_evenly(k_next);
     const double part = is_uneven ? in.largest_share(k) * in.largest_share(k_next)
@@ -157,6 +160,22 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
             costs.back = std::max(costs.back, in.latency_ms(v, u) + back_bytes / back);
         }
     }
+    return true;
+}
+
+// The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing. Where
+// links are shared, the least that they can be.
+inline bool cost_channel(const Instance& in, int end_layer, const std::vector<int>& devices,
+                         const std::vector<int>& next_devices, ChannelCosts& costs,
+                         bool by_memory = false, bool next_by_memory = false) {
+    if (!cost_own_channel(in, end_layer, devices, next_devices, costs, by_memory, next_by_memory))
+        return false;
+    if (!in.shared) return true;
+    const SharedLinks::LeastTimes least =
+        in.shared->least_times(devices, in.shares(devices, by_memory), next_devices,
+                               in.shares(next_devices, next_by_memory));
+    costs.there = std::max(costs.there, least.there_ms_per_byte * in.output_bytes[end_layer - 1]);
+    costs.back = std::max(costs.back, least.back_ms_per_byte * in.gradient_bytes[end_layer - 1]);
     return true;
 }
 
@@ -187,16 +206,25 @@ class PlacedCosts {
             if (!is_possible_) return;
             there_[n] = channel.there, back_[n] = channel.back;
         }
+        if (in.shared) flows_ = std::make_unique<PlanFlows>(in, plan.end_layer(), shares_of(in, plan));
     }
     // False if a path is missing, or if a stage has too many devices or too little memory.
     bool is_possible() const { return is_possible_; }
     CostsView view() const {
         return {static_cast<int>(forward_.size()), num_microbatches_, forward_.data(),
                 backward_.data(), there_.data(), back_.data(), all_reduce_.data(), half_duplex_,
-                caps_.empty() ? nullptr : caps_.data()};
+                caps_.empty() ? nullptr : caps_.data(), flows_.get()};
     }
 
   private:
+    StageShares shares_of(const Instance& in, const PlacedPlan& plan) const {
+        StageShares stages{plan.devices(), {}};
+        for (int n = 0; n < plan.num_stages(); ++n)
+            stages.shares.push_back(in.shares(plan.devices()[n], by_memory_[n]));
+        return stages;
+    }
+
+    std::unique_ptr<const PlanFlows> flows_;  // where links are shared
     std::vector<double> forward_, backward_, there_, back_, all_reduce_;
     std::vector<int> caps_;         // only where memory counts
     std::vector<bool> by_memory_;   // [stages]

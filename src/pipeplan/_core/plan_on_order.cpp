@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "crossings.hpp"
 #include "order_links.hpp"
 #include "plan_costs.hpp"
 #include "suffix_dp.hpp"
@@ -48,17 +49,23 @@ class OrderTopology {
     }
     // Only the links at one node are kept; those of all nodes would take V^3 of memory.
     void enter(int node) {
-        const int boundary = U_ - node, K = num_options();
-        if (keeps_link_sets_) {
-            channels_.emplace(in_, boundary, sizes_);
-            return;
-        }
-        for (int a = 0; a < K && sizes_[a] <= boundary; ++a) {
-            for (int b = 0; b < K && sizes_[b] <= node; ++b) {
-                forward_[pair(a, b)] = LinkSet(links_.forward(boundary, a, b));
-                backward_[pair(a, b)] = LinkSet(links_.backward(boundary, a, b));
+        const int boundary = U_ - node;
+        if (keeps_link_sets_) channels_.emplace(in_, boundary, sizes_);
+        else for_all_sizes(node, [&](int a, int b) {
+            forward_[pair(a, b)] = LinkSet(links_.forward(boundary, a, b));
+            backward_[pair(a, b)] = LinkSet(links_.backward(boundary, a, b));
+        });
+        if (!in_.shared) return;
+        const Crossings crossings(*in_.shared, start_, boundary, sizes_);
+        for_all_sizes(node, [&](int a, int b) {
+            const Crossings::Both both = crossings.between(a, b);
+            if (keeps_link_sets_) {
+                channels_->insert(a, b, both.forward, both.backward);
+                return;
             }
-        }
+            forward_[pair(a, b)].insert(both.forward);
+            backward_[pair(a, b)].insert(both.backward);
+        });
     }
     LinkPair links(int, int option, int next) const {
         if (keeps_link_sets_) return {&channels_->forward(option, next), &channels_->backward(option, next)};
@@ -86,6 +93,12 @@ class OrderTopology {
     std::size_t at(int first, int option) const {
         return static_cast<std::size_t>(first) * sizes_.size() + option;
     }
+    // Calls visit(a, b) for all sizes that fit before and behind a node.
+    template <class Visit>
+    void for_all_sizes(int node, Visit&& visit) const {
+        for (int a = 0; a < num_options() && sizes_[a] <= U_ - node; ++a)
+            for (int b = 0; b < num_options() && sizes_[b] <= node; ++b) visit(a, b);
+    }
     std::size_t pair(int a, int b) const { return static_cast<std::size_t>(a) * sizes_.size() + b; }
 
     void tabulate_sets() {
@@ -93,22 +106,27 @@ class OrderTopology {
         for (int first = 0; first < U_; ++first) {
             std::vector<int> devices;
             double slowest = kInfinity;
+            std::optional<MemberCounts> members;
+            if (in_.shared) members.emplace(*in_.shared);
             for (int a = 0, u = start_[first]; a < num_options() && first + sizes_[a] <= U_; ++a) {
                 for (; u < start_[first + sizes_[a]]; ++u) {
                     slowest = std::min(slowest, in_.speed[u]);
+                    if (members) members->add(u);
                     if (static_cast<int>(devices.size()) < in_.max_replicas) devices.push_back(u);
                 }
-                sets_[at(first, a)] = device_set(first, a, u - start_[first], slowest, devices);
+                const double shared_rate = members ? members->ring_rate() : kInfinity;
+                const double rate = std::min(links_.inside_rate(first, a), shared_rate);
+                const Ring ring =
+                    make_ring(in_, u - start_[first], rate, links_.inside_latency_ms(first, a));
+                sets_[at(first, a)] = device_set(ring, u - start_[first], slowest, devices);
             }
         }
     }
 
     // `devices` are those of the set, if it has not too many.
-    DeviceSet device_set(int first, int a, int r, double slowest,
+    DeviceSet device_set(const Ring& ring, int r, double slowest,
                          const std::vector<int>& devices) const {
-        DeviceSet set{r, even_shares(r, slowest),
-                      make_ring(in_, r, links_.inside_rate(first, a), links_.inside_latency_ms(first, a)),
-                      {}};
+        DeviceSet set{r, even_shares(r, slowest), ring, {}};
         if (!set.ring.connected || (in_.shares_evenly(r) && !in_.has_memory())) return set;
         const SetShares shares = shares_of_set(in_, devices, slowest);
         set.room = shares.room;

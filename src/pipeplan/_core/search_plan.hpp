@@ -74,7 +74,8 @@ inline PlacedPlan to_placed(const Instance& instance, const SearchPlan& plan) {
 class SearchCosts {
   public:
     explicit SearchCosts(const Instance& in)
-        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number()) {
+        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number() &&
+                                !in.shared) {
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
     }
     double slowest_speed(const SearchStage& stage) const {

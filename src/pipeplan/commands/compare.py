@@ -55,12 +55,18 @@ def compare_command(
             on_start=lambda name: work.tell(f"with {name}"),
         )
         if report:
+            from pipeplan.report.comparison import fastest_two
             from pipeplan.report.html import write_report
 
             if comparison.fastest is None:
                 raise InfeasibleError("no planner made a plan, so there is nothing to report")
             work.tell("writing the report")
-            write_report(comparison.fastest, report, comparison=comparison.document()["rows"])
+            write_report(
+                comparison.fastest,
+                report,
+                comparison=comparison.document()["rows"],
+                beside=fastest_two(comparison),
+            )
     if as_json:
         print_json(comparison.document())
     elif not is_stdout(report):

@@ -1,6 +1,6 @@
 """`pipeplan plan` and `pipeplan demo`."""
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -9,22 +9,34 @@ from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
 from pipeplan.documents.text import printable
-from pipeplan.errors import InputError, PlanningInterrupted
+from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
 
 if TYPE_CHECKING:
+    from pipeplan.cluster import Cluster
     from pipeplan.pipeline import Plan
     from pipeplan.planning.options import OptionArguments
+    from pipeplan.profile import ModelProfile
 
 __all__ = ["demo_command", "plan_command"]
+
+DEFAULT_MICROBATCHES = 16
 
 
 @click.command("plan")
 @click.argument("model")
 @click.argument("cluster")
-@click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
+@click.option("-m", "--microbatches", type=int, help="Per iteration.  [default: 16]")
+@click.option(
+    "--global-batch", type=int, help="Samples per iteration; microbatches are chosen to suit."
+)
 @click.option("--planner", default="best", show_default=True, help="The algorithm.")
 @click.option("--schedule", help="The order of execution, instead of the planner's own.")
 @planning_options
+@click.option(
+    "--uniform-replicas",
+    is_flag=True,
+    help="Equally many replicas in each stage, as other frameworks need them.",
+)
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
 )
@@ -35,9 +47,11 @@ __all__ = ["demo_command", "plan_command"]
 def plan_command(
     model: str,
     cluster: str,
-    microbatches: int,
+    microbatches: int | None,
+    global_batch: int | None,
     planner: str,
     schedule: str | None,
+    uniform_replicas: bool,
     seed: int,
     time_limit: float | None,
     output: str | None,
@@ -53,26 +67,33 @@ def plan_command(
         outputs={"-o": output, "--report": report},
         as_json=as_json,
     )
+    if microbatches is not None and global_batch is not None:
+        raise InputError("-m: stands beside --global-batch, which chooses it; keep one of them")
     from pipeplan.documents.files import write_plan
-    from pipeplan.planning.door import plan
 
     with progress("planning") as work:
+        settings: dict[str, Any] = {
+            "planner": planner,
+            "schedule": schedule,
+            "seed": seed,
+            "time_limit_s": time_limit,
+            "report": work.tell,
+            **options,
+        }
         try:
-            made = plan(
+            made = _make_plan(
                 resolve_model(model),
                 resolve_cluster(cluster, seed),
-                microbatches=microbatches,
-                planner=planner,
-                schedule=schedule,
-                **options,
-                seed=seed,
-                time_limit_s=time_limit,
-                report=work.tell,
+                DEFAULT_MICROBATCHES if microbatches is None else microbatches,
+                global_batch,
+                settings,
             )
         except PlanningInterrupted as stop:
             if not output:
                 raise
             raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
+        if uniform_replicas:
+            made = _with_uniform_replicas(made, schedule)
         if output:
             write_plan(made, output)
         if report:
@@ -80,17 +101,66 @@ def plan_command(
 
             work.tell("writing the report")
             write_report(made, report)
+    _show(made, as_json=as_json, silent=is_stdout(output, report))
+
+
+def _show(made: "Plan", *, as_json: bool, silent: bool) -> None:
+    """Print the plan, and warn where it needs too much memory."""
     if as_json:
         from pipeplan.documents.files import plan_document
 
         print_json(plan_document(made))
-    elif not is_stdout(output, report):
+    elif not silent:
         print_plan(made)
+    _warn_of_memory(made)
+
+
+def _make_plan(
+    model: "ModelProfile",
+    cluster: "Cluster",
+    microbatches: int,
+    global_batch: int | None,
+    settings: dict[str, Any],
+) -> "Plan":
+    """The plan; where nothing fits, the error says what would."""
+    from pipeplan.planning.door import plan
+    from pipeplan.planning.global_batch import plan_global_batch
+
+    try:
+        if global_batch is not None:
+            return plan_global_batch(model, cluster, global_batch, **settings)
+        return plan(model, cluster, microbatches, **settings)
+    except NoPlanError as error:
+        from pipeplan.planning.suggestions import explain, what_would_fit
+
+        if global_batch is not None:  # the error is that of the smallest size, one sample
+            from pipeplan.planning.global_batch import scaled_model
+
+            model, microbatches = scaled_model(model, 1), global_batch
+        unasked = ("schedule", "time_limit_s")
+        asked = {name: value for name, value in settings.items() if name not in unasked}
+        found = what_would_fit(model, cluster, microbatches, error, **asked)
+        raise InfeasibleError(explain(error, found)) from None
+
+
+def _warn_of_memory(plan: "Plan") -> None:
+    """Say in one line that devices need more memory than they have."""
     from pipeplan.checker import memory_warning
 
-    excess = memory_warning(made)
+    excess = memory_warning(plan)
     if excess:
         say(f"warning: {excess}")
+
+
+def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
+    """The nearest plan with equal replicas; its price is said on stderr."""
+    from pipeplan.interop.grid_plan import nearest_grid_plan
+
+    equal = nearest_grid_plan(made, schedule)
+    if equal.iteration_ms > made.iteration_ms > 0:
+        more = 100 * (equal.iteration_ms / made.iteration_ms - 1)
+        say(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
+    return equal
 
 
 def _save_interrupted(plan: "Plan", output: str) -> str:
@@ -121,7 +191,7 @@ def demo_command(output: str) -> None:
     from pipeplan.checker import check
     from pipeplan.documents.files import write_plan
     from pipeplan.planning.comparison import compare
-    from pipeplan.report.comparison import render_comparison
+    from pipeplan.report.comparison import fastest_two, render_comparison
     from pipeplan.report.html import write_report
 
     folder = Path(output)
@@ -140,7 +210,8 @@ def demo_command(output: str) -> None:
     click.echo()
     print_rich(lambda console: render_comparison(comparison, console))
     write_plan(made, plan_path)
-    write_report(made, page_path, comparison=comparison.document()["rows"])
+    rows = comparison.document()["rows"]
+    write_report(made, page_path, comparison=rows, beside=fastest_two(comparison))
     verdict = check(made)
     click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
     click.echo(f"Plan and report: {printable(str(plan_path))}, {printable(str(page_path))}")

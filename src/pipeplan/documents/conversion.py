@@ -142,15 +142,16 @@ def _union(hints: list[Any], may_be_null: tuple[str, ...]) -> Convert:
     hints = [hint for hint in hints if hint is not HostMatrix]  # files hold hosts in shorthand
     if len(hints) == 1:
         return _converter(hints[0], may_be_null)
-    number, matrix = hints  # the only other union: one latency, or a matrix of them
+    number, several = hints  # the only other union: one number, or several in a list or an object
     assert number is float, hints
-    convert_matrix = _converter(matrix, may_be_null)
+    container: type = dict if get_origin(several) is dict else list
+    convert_several = _converter(several, may_be_null)
 
     def convert_either(value: Any, path: str) -> Any:
-        if isinstance(value, list):
-            return convert_matrix(value, path)
+        if isinstance(value, container):
+            return convert_several(value, path)
         if type(value) not in (int, float):
-            raise _wrong(value, path, "a number or a list")
+            raise _wrong(value, path, f"a number or {KIND_WORDS[container]}")
         return _number(value, path)
 
     return convert_either

@@ -9,6 +9,7 @@ from pipeplan.documents.limits import require_writable
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import ClusterError, InputError
 from pipeplan.profile import ModelProfile
+from pipeplan.shared_links import SharedLink, Uplinks
 
 __all__ = ["cluster_document", "fields_of", "model_document", "parse_cluster", "parse_model"]
 
@@ -46,6 +47,8 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
         }
         for device in cluster.devices
     ]
+    if cluster.shared:
+        document["shared"] = [_without_defaults(link) for link in cluster.shared]
     return document
 
 
@@ -95,6 +98,8 @@ def parse_cluster(document: Any) -> Cluster:
             between_hosts_gb_per_s=short.between_hosts_gb_per_s,
             latency_us=short.latency_us,
             duplex=short.duplex,
+            uplink_gb_per_s=short.uplink_gb_per_s,
+            shared=short.shared,
         )
     object.__setattr__(cluster, "document", document)
     return cluster
@@ -109,3 +114,5 @@ class _Shorthand:
     between_hosts_gb_per_s: float | None = None
     latency_us: float | Matrix = 0.0
     duplex: Duplex = Duplex.FULL
+    uplink_gb_per_s: Uplinks = None
+    shared: tuple[SharedLink, ...] = ()

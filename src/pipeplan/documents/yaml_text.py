@@ -8,7 +8,11 @@ import math
 import re
 from typing import Any, NoReturn
 
-from pipeplan.documents.json_text import object_without_duplicates, require_no_underflow
+from pipeplan.documents.json_text import (
+    DuplicateKeyError,
+    object_without_duplicates,
+    require_no_underflow,
+)
 from pipeplan.documents.limits import MAX_DEPTH, MAX_YAML_VALUES
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import InputError
@@ -49,6 +53,7 @@ class _YamlBuilder:
     def __init__(self) -> None:
         self.entries: list[Any] = []  # of the innermost open container; at last, the document
         self._outer: list[tuple[list[Any], str | None, int]] = []  # entries, anchor, values before
+        self._in_mapping: list[bool] = []  # for each open container, whether it is a mapping
         self._anchors: dict[str, tuple[Any, int]] = {}  # value and the number of values in it
         self._num_values = 0
 
@@ -60,9 +65,10 @@ class _YamlBuilder:
             if len(self._outer) >= MAX_DEPTH:
                 _refuse(f"is nested deeper than {MAX_DEPTH} levels at line {line}")
             self._outer.append((self.entries, event.anchor, self._num_values))
+            self._in_mapping.append(kind == "MappingStartEvent")
             self.entries = []
         elif kind in ("SequenceEndEvent", "MappingEndEvent"):
-            value = self.entries if kind == "SequenceEndEvent" else _mapping(self.entries, line)
+            value = self._mapping(line) if self._in_mapping.pop() else self.entries
             self.entries, anchor, values_before = self._outer.pop()
             self._put(value, 1, anchor, line, size=self._num_values - values_before + 1)
         elif kind == "ScalarEvent":
@@ -85,13 +91,27 @@ class _YamlBuilder:
         if anchor:
             self._anchors[anchor] = (value, size)
 
+    def _mapping(self, line: int) -> dict[str, Any]:
+        keys = self.entries[::2]
+        for key in keys:
+            if not isinstance(key, str):
+                _refuse(
+                    f"the key {excerpt(key)} of the object that ends at line {line} is not text"
+                )
+        try:
+            return object_without_duplicates(list(zip(keys, self.entries[1::2], strict=True)))
+        except DuplicateKeyError as problem:
+            _refuse(f"{self._path_to_object()}{problem}")
 
-def _mapping(entries: list[Any], line: int) -> dict[str, Any]:
-    keys = entries[::2]
-    for key in keys:
-        if not isinstance(key, str):
-            _refuse(f"the key {excerpt(key)} of the object that ends at line {line} is not text")
-    return object_without_duplicates(list(zip(keys, entries[1::2], strict=True)))
+    def _path_to_object(self) -> str:
+        """The path to the object that is just being closed, with a point at its end."""
+        path = ""
+        for (entries, _, _), is_mapping in zip(self._outer[1:], self._in_mapping, strict=True):
+            if is_mapping:  # an even number of entries: the object is itself a key
+                path += f".{str(entries[-1])[:60]}" if len(entries) % 2 else ".(key)"
+            else:
+                path += f"[{len(entries)}]"
+        return f"{path.lstrip('.')}." if path else ""
 
 
 def _yaml_scalar(text: str) -> Any:

@@ -31,6 +31,8 @@ class Box:
     title: str = ""
     """What it tells when the pointer is over it."""
     stages: tuple[int, ...] = ()
+    speed: str = ""
+    """Of a device, where speeds differ: `2.5x`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
     for mine in members:
         mine.sort(key=lambda device: (stage_of.get(device, unused), device))
     order = sorted(range(len(hosts)), key=lambda h: (stage_of.get(members[h][0], unused), h))
-    room = _room(len(devices), [len(mine) for mine in members], only_hosts)
+    room = _room(len(devices), [len(mine) for mine in members], only_hosts, analysis.has_speeds)
     boxes: dict[int, Box] = {}
     nodes: dict[int, Box] = {}
     for slot, host in enumerate(order):
@@ -88,9 +90,9 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
     )
 
 
-def _room(num_devices: int, host_sizes: list[int], only_hosts: bool) -> _Room:
+def _room(num_devices: int, host_sizes: list[int], only_hosts: bool, has_speeds: bool) -> _Room:
     roomy, alone = num_devices <= MAX_ROOMY_DEVICES, len(host_sizes) == 1
-    width, height = (64.0, 34.0) if roomy else (24.0, 20.0)
+    width, height = (78.0 if has_speeds else 64.0, 34.0) if roomy else (24.0, 20.0)
     if only_hosts:
         width = max(6.0, min(46.0, 1000.0 / len(host_sizes)))
         height = width * 0.7
@@ -187,7 +189,9 @@ def _device_nodes(
             at_x, at_y = room.on_ring(position)
         stage = stage_of.get(device)
         name = analysis.plan.cluster.devices[device].name
+        speed = analysis.plan.cluster.devices[device].speed
         held = "unused" if stage is None else f"stage {stage}"
+        at_speed = f", speed {speed:g}" if analysis.has_speeds else ""
         node = Box(
             x=at_x,
             y=at_y,
@@ -195,8 +199,9 @@ def _device_nodes(
             height=room.node_height,
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
-            title=f"{short_text(name)}: {held}",
+            title=f"{short_text(name)}: {held}{at_speed}",
             stages=() if stage is None else (stage,),
+            speed=f"{speed:g}x" if analysis.has_speeds else "",
         )
         nodes.append((device, node))
     return nodes

@@ -168,9 +168,12 @@ def _captions(node: Box) -> Iterator[Markup]:
         held = f"stage {node.stages[0]}" if len(node.stages) == 1 else "unused"
         if len(node.stages) > 1:
             held = f"{len(node.stages)} stages"
-        yield element("text", node.caption, x=node.x, y=node.y - 3)
-        yield element("text", held, class_="held", x=node.x, y=node.y + 10)
+        kind = "" if node.stages else " unused"
+        yield element("text", node.caption, class_=f"name{kind}", x=node.x, y=node.y - 3)
+        speed = f", {node.speed}" if node.speed else ""
+        yield element("text", f"{held}{speed}", class_=f"held{kind}", x=node.x, y=node.y + 10)
     elif node.caption:
-        yield element("text", node.caption, x=node.x, y=node.y + 3.5)
+        kind = "name" if node.stages else "name unused"
+        yield element("text", node.caption, class_=kind, x=node.x, y=node.y + 3.5)
     elif len(node.stages) == 1 and node.width >= 20:
         yield element("text", str(node.stages[0]), x=node.x, y=node.y + 3.5)

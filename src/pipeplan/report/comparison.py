@@ -1,5 +1,7 @@
 """A comparison of planners in the terminal: a line and a bar for each, within 80 columns."""
 
+from itertools import islice
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -7,12 +9,15 @@ from rich.text import Text
 from pipeplan.documents.text import printable
 from pipeplan.planning.comparison import Comparison, ComparisonRow
 from pipeplan.report.names import short_text
+from pipeplan.report.page_beside import SideBySide
 from pipeplan.report.units import humanise_gb, humanise_ms
 
-__all__ = ["render_comparison"]
+__all__ = ["fastest_two", "render_comparison"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
+MARK = "~"
+"""Behind the time of a plan that breaks a limit other than memory."""
 UNICODE_BAR, ASCII_BAR = "█", "#"
 
 
@@ -33,14 +38,25 @@ def render_comparison(comparison: Comparison, console: Console) -> RenderableTyp
     return Group(_heading(comparison), "", table, *_notes(comparison))
 
 
+def fastest_two(comparison: Comparison) -> SideBySide | None:
+    """The first two rows that have plans, for the page; None where there is only one."""
+    plans = dict(islice(comparison.plans.items(), 2))
+    if len(plans) < 2:
+        return None
+    return SideBySide(heading="The first two planners", words="", plans=plans)
+
+
 def _cells(
     row: ComparisonRow, iteration_ms: float, longest_ms: float, bar: str, has_gap: bool
 ) -> list[RenderableType]:
     length = round(BAR_WIDTH * iteration_ms / longest_ms) if longest_ms else 0
     memory = humanise_gb(row.peak_memory_gb or 0.0)
+    time = humanise_ms(iteration_ms)
+    if row.has_whole_samples is False or row.broken_constraint:
+        time += MARK
     cells: list[RenderableType] = [
         _short(row.planner),
-        humanise_ms(iteration_ms),
+        time,
         Text(bar * max(1, length), style="blue"),
         "" if row.speedup is None else f"{row.speedup:.2f}x",
         f"{row.bubble_fraction:.1%}",
@@ -64,14 +80,17 @@ def _notes(comparison: Comparison) -> list[Text]:
     notes = []
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
-    split = [row for row in comparison.rows if row.has_whole_samples is False]
+    split = [_short(row.planner) for row in comparison.rows if row.has_whole_samples is False]
     if split:
-        names = ", ".join(_short(row.planner) for row in split)
-        notes.append(Text(f"splits samples, which cannot be run: {names}", style="red"))
+        text = f"{MARK} splits samples, which cannot be run: {', '.join(split)}"
+        notes.append(Text(text, style="red"))
+    by_constraint: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.broken_constraint is not None:
+            by_constraint.setdefault(row.broken_constraint, []).append(_short(row.planner))
     notes += [
-        Text(f"{_short(row.planner)}: breaks a constraint: {row.broken_constraint}", style="red")
-        for row in comparison.rows
-        if row.broken_constraint is not None
+        Text(f"{MARK} breaks a constraint, {printable(broken)}: {', '.join(names)}", style="red")
+        for broken, names in by_constraint.items()
     ]
     notes += [
         Text(f"{_short(row.planner)}: no plan: {printable(row.infeasible_reason or '')}")

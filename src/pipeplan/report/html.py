@@ -21,11 +21,12 @@ import msgspec
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Plan
-from pipeplan.report import page_content
+from pipeplan.report import page_content, page_memory
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.cluster_picture import cluster_svg
 from pipeplan.report.elements import Markup, join
 from pipeplan.report.names import short_text
+from pipeplan.report.page_beside import SideBySide, side_by_side
 from pipeplan.report.page_comparison import comparison_table
 from pipeplan.report.page_data import summary_note, timeline_data
 from pipeplan.report.templating import as_script, own_file, render
@@ -53,6 +54,7 @@ def write_report(
     path: str | Path,
     comparison: Sequence[Mapping[str, Any]] | None = None,
     *,
+    beside: SideBySide | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> None:
     """Write the report of a plan as one HTML file.
@@ -62,15 +64,17 @@ def write_report(
         path: where to write it; `-` is the standard output.
         comparison: rows of a table beside the plan, such as other planners' results: plain values
             by column name. A row with an `infeasible_reason` is marked, and shows it.
+        beside: plans whose timelines the page shows on one scale, such as before and after.
         warn: is told of stale figures in the plan, which the page replaces.
     """
-    write_atomically(path, render_report(plan, comparison, warn=warn).encode())
+    write_atomically(path, render_report(plan, comparison, beside=beside, warn=warn).encode())
 
 
 def render_report(
     plan: Plan,
     comparison: Sequence[Mapping[str, Any]] | None = None,
     *,
+    beside: SideBySide | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> str:
     """The report as text."""
@@ -94,6 +98,14 @@ def render_report(
         critical_path=page_content.critical_path_note(analysis),
         stage_columns=page_content.STAGE_COLUMNS,
         stage_rows=page_content.stage_rows(analysis),
+        num_folded=page_content.num_folded(analysis),
+        bottleneck=analysis.bottleneck.words,
+        memory_bars=page_memory.memory_bars(analysis),
+        memory_parts=page_memory.PART_WORDS,
+        memory_caption=page_memory.memory_caption(analysis),
+        beside=None if beside is None else side_by_side(beside),
+        beside_heading="" if beside is None else short_text(beside.heading, 120),
+        beside_words="" if beside is None else short_text(beside.words, 600),
         memory_label=page_content.memory_label(analysis),
         cluster_graph=cluster_svg(analysis),
         comparison=comparison_table(comparison) if comparison else None,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from pipeplan.pipeline import BoundScope, Plan, Stage
+from pipeplan.pipeline import BoundLimit, BoundScope, Plan, Stage
 from pipeplan.report.analysis.cuts import Cut
 from pipeplan.report.analysis.idle import Shares
 from pipeplan.report.analysis.memory import NeededMemory
@@ -22,10 +22,14 @@ __all__ = [
     "footer",
     "key_figures",
     "memory_label",
+    "num_folded",
     "stage_rows",
     "subtitle",
 ]
 
+MAX_ROWS = 16
+"""Of more stages the table shows some, and the others if asked to."""
+FIRST_ROWS, LAST_ROWS = 10, 4
 MAX_NAMES = 6
 """Of more devices a stage's row names the first and the last."""
 SHARE_WORDS = {
@@ -37,6 +41,11 @@ SHARE_WORDS = {
 SCOPE_WORDS = {
     BoundScope.ANY: "no plan is faster",
     BoundScope.EVEN_SHARES: "no plan with even shares is faster",
+}
+LIMIT_WORDS = {
+    BoundLimit.WHOLE_SAMPLES: "whole samples",
+    BoundLimit.MEMORY: "memory",
+    BoundLimit.CONSTRAINTS: "what was asked",
 }
 STAGE_COLUMNS = (
     ("stage", ""),
@@ -95,6 +104,8 @@ class StageRow:
     fits: bool
     in_flight: int
     cut: Cut | None
+    is_folded: bool
+    """Whether the table shows this row only if asked to."""
 
 
 def subtitle(analysis: PlanAnalysis) -> str:
@@ -155,7 +166,10 @@ def _bound_figure(analysis: PlanAnalysis) -> Figure:
     bound = plan.predicted.bound if plan.predicted else None
     if bound is None:
         return Figure(what="lower bound", value="none", more="not computed by this planner")
+    within = ", ".join(LIMIT_WORDS[limit] for limit in bound.limits)
     more = f"{analysis.verdict}; {SCOPE_WORDS[bound.scope]}"
+    if within:
+        more += f" within: {within}"
     return Figure(what="lower bound", value=humanise_ms(bound.lower_bound_ms), more=more)
 
 
@@ -237,14 +251,18 @@ def critical_path_note(analysis: PlanAnalysis) -> str:
 
 def stage_rows(analysis: PlanAnalysis) -> list[StageRow]:
     """The rows of the table of stages."""
-    return [_stage_row(analysis, index) for index in range(analysis.num_stages)]
+    folded = _folded(analysis)
+    return [
+        _stage_row(analysis, index, is_folded=index in folded)
+        for index in range(analysis.num_stages)
+    ]
 
 
-def _stage_row(analysis: PlanAnalysis, index: int) -> StageRow:
+def _stage_row(analysis: PlanAnalysis, index: int, *, is_folded: bool) -> StageRow:
     stage, figures = analysis.plan.stages[index], analysis.stages[index]
     memory = analysis.memory[index]
     layers, layer_names = _layers(analysis.plan, stage)
-    devices, device_notes = _devices(analysis.plan, stage)
+    devices, device_notes = _devices(analysis.plan, stage, has_speeds=analysis.has_speeds)
     sends = ""
     if figures.send_ms is not None and figures.return_ms is not None:
         sends = f"{short_ms(figures.send_ms)} / {short_ms(figures.return_ms)}"
@@ -265,6 +283,25 @@ def _stage_row(analysis: PlanAnalysis, index: int) -> StageRow:
         fits=all(need.fits for need in memory.needs),
         in_flight=memory.most_in_flight,
         cut=figures.cut,
+        is_folded=is_folded,
+    )
+
+
+def num_folded(analysis: PlanAnalysis) -> int:
+    """How many rows of the table of stages are hidden at first."""
+    return len(_folded(analysis))
+
+
+def _folded(analysis: PlanAnalysis) -> frozenset[int]:
+    """Of many stages all but the first, the last, and those that stand out."""
+    count = analysis.num_stages
+    if count <= MAX_ROWS:
+        return frozenset()
+    bottleneck = analysis.bottleneck.stage
+    return frozenset(
+        index
+        for index in range(FIRST_ROWS, count - LAST_ROWS)
+        if index != bottleneck and all(need.fits for need in analysis.memory[index].needs)
     )
 
 
@@ -276,7 +313,7 @@ def _layers(plan: Plan, stage: Stage) -> tuple[str, str]:
     return f"{stage.layers.start} to {stage.layers.stop - 1}", f"{names[0]} to {names[1]}"
 
 
-def _devices(plan: Plan, stage: Stage) -> tuple[str, str]:
+def _devices(plan: Plan, stage: Stage, *, has_speeds: bool) -> tuple[str, str]:
     """The names of a stage's devices, and what else there is to say of them."""
 
     def name_of(position: int) -> str:
@@ -290,6 +327,10 @@ def _devices(plan: Plan, stage: Stage) -> tuple[str, str]:
     notes = []
     if stage.num_replicas > 1:
         notes.append(f"{stage.num_replicas} replicas")
+    if has_speeds:
+        speeds = [plan.cluster.devices[device].speed for device in stage.devices]
+        low, high = min(speeds), max(speeds)
+        notes.append(f"speed {low:g}" if low == high else f"speeds {low:g} to {high:g}")
     if stage.recompute:
         notes.append("recomputes")
     return shown, ", ".join(notes)

@@ -1,5 +1,7 @@
 """A plan in the terminal: stages, figures, and a timeline that fits the window."""
 
+from itertools import takewhile
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -7,21 +9,27 @@ from rich.text import Text
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.names import short_text
-from pipeplan.report.text_timeline import ASCII, UNICODE, draw_text_lane
+from pipeplan.report.text_timeline import ASCII, UNICODE, Glyphs, draw_text_lane
 from pipeplan.report.units import humanise_gb, humanise_ms
 
-__all__ = ["render_plan"]
+__all__ = ["render_plan", "timeline_lanes"]
 
 MAX_DEVICE_NAMES = 2
 MAX_STAGES = 64
 """Of more stages the first and the last ones are shown."""
 LONGEST_NAME = 24
+MAX_LISTED = 8
+"""Of more stages or replicas a note names the first ones."""
+MAX_SPLITS = 4
 LETTER_STYLES = {"F": "blue", "─": "blue", "-": "blue", "B": "green", "═": "green", "=": "green"}
 
 
 def render_plan(analysis: PlanAnalysis, console: Console) -> RenderableType:
     """What the terminal shows of a plan."""
-    return Group(_summary(analysis), "", _stage_table(analysis), "", *_timeline(analysis, console))
+    notes = _notes(analysis)
+    table = _stage_table(analysis)
+    lanes = _timeline(analysis, console)
+    return Group(_summary(analysis), "", table, *notes, "", *lanes)
 
 
 def _shown_stages(analysis: PlanAnalysis) -> list[int | None]:
@@ -48,24 +56,43 @@ def _summary(analysis: PlanAnalysis) -> Text:
     text.append(f"iteration {humanise_ms(iteration_ms)}", style="bold")
     if iteration_ms:
         text.append(f", {samples / iteration_ms * 1e3:.4g} samples/s")
+    text.append(f", {1 - analysis.shares.compute:.1%} bubble, {_peak(analysis)}\n")
+    facts = [f"planner {_short(plan.planner)}"]
     if plan.predicted is not None:
-        text.append(f", {plan.predicted.bubble_fraction:.1%} bubble")
-        if plan.predicted.schedule_guarantee_ms is not None:
-            text.append(f", guaranteed <= {humanise_ms(plan.predicted.schedule_guarantee_ms)}")
-        text.append(f", {humanise_gb(max(plan.predicted.peak_memory_gb.values()))} peak")
         if analysis.verdict is not None:
-            text.append(f"\n{analysis.verdict}", style="bold")
-    text.append(f" (planner {_short(plan.planner)}; times in ms)")
+            text.append(analysis.verdict, style="bold")
+            text.append(" ")
+        if plan.predicted.schedule_guarantee_ms is not None:
+            guarantee = humanise_ms(plan.predicted.schedule_guarantee_ms)
+            facts.append(f"guaranteed <= {guarantee}")
+    text.append(f"({'; '.join([*facts, 'times in ms, memory in GB'])})")
     return text
+
+
+def _peak(analysis: PlanAnalysis) -> str:
+    """The largest need of a device; one that does not fit goes before all others."""
+    needs = [need for memory in analysis.memory for need in memory.needs]
+    largest = max([need for need in needs if not need.fits] or needs, key=lambda need: need.peak_gb)
+    if largest.limit_gb is None:
+        return f"{humanise_gb(largest.peak_gb)} peak"
+    return f"peak {largest.peak_gb:.3g} of {largest.limit_gb:g} GB"
 
 
 def _stage_table(analysis: PlanAnalysis) -> Table:
     plan, costs = analysis.plan, analysis.costs
+    has_speeds = analysis.has_speeds
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
     table.add_column("layers", no_wrap=True, ratio=1)
     table.add_column("devices", no_wrap=True)
-    for heading in ("forward", "backward", "send", "return", "reduce"):
+    has_replicas = any(stage.num_replicas > 1 for stage in plan.stages)
+    headings = [
+        *(["speed"] if has_speeds else []),
+        *("forward", "backward", "send", "return"),
+        *(["reduce"] if has_replicas else []),
+        "GB",
+    ]
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for index in _shown_stages(analysis):
         if index is None:
@@ -77,13 +104,88 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
             str(index),
             _layer_names(plan, stage),
             _device_names(plan, stage),
+            *([_speeds(plan, stage)] if has_speeds else []),
             _ms(costs.forward_ms_S[index]),
             _ms(costs.backward_ms_S[index]),
             "" if last else _ms(costs.send_forward_ms_C[index]),
             "" if last else _ms(costs.send_backward_ms_C[index]),
-            _ms(costs.all_reduce_ms_S[index]) if stage.num_replicas > 1 else "",
+            *([_reduce(analysis, index)] if has_replicas else []),
+            _memory(analysis, index),
         )
     return table
+
+
+def _reduce(analysis: PlanAnalysis, index: int) -> str:
+    is_replicated = analysis.plan.stages[index].num_replicas > 1
+    return _ms(analysis.costs.all_reduce_ms_S[index]) if is_replicated else ""
+
+
+def _speeds(plan: Plan, stage: Stage) -> str:
+    speeds = [plan.cluster.devices[device].speed for device in stage.devices]
+    low, high = min(speeds), max(speeds)
+    return f"{low:g}" if low == high else f"{low:g}..{high:g}"
+
+
+def _memory(analysis: PlanAnalysis, index: int) -> Text:
+    memory = analysis.memory[index]
+    peak = f"{max(memory.peak_gb):.3g}"
+    if all(need.fits for need in memory.needs):
+        return Text(peak)
+    return Text(f"{peak}!", style="red")
+
+
+def _notes(analysis: PlanAnalysis) -> list[Text]:
+    """What the table has no column for: recomputation, uneven shares, memory that is short."""
+    stages, options = analysis.plan.stages, analysis.plan.options
+    notes = []
+    if isinstance(options.get("global_batch"), int):
+        notes.append(Text(_batch_note(analysis.plan)))
+    recomputing = [index for index, stage in enumerate(stages) if stage.recompute]
+    if recomputing:
+        which = f"{_stage_list(recomputing)} recompute{'s' if len(recomputing) == 1 else ''}"
+        notes.append(Text(f"{which} activations in the backward"))
+    uneven = [index for index, stage in enumerate(stages) if stage.shares is not None]
+    if uneven:
+        split = [f"{index} {_split(analysis.plan, stages[index])}" for index in uneven[:MAX_SPLITS]]
+        more = ", ..." if len(uneven) > MAX_SPLITS else ""
+        notes.append(Text(f"samples of each device: stage {', '.join(split)}{more}"))
+    needs = [need for memory in analysis.memory for need in memory.needs]
+    num_over = sum(not need.fits for need in needs)
+    if num_over:
+        devices = "device needs" if num_over == 1 else "devices need"
+        notes.append(Text(f"! {num_over} {devices} more memory than there is", style="red"))
+    return notes
+
+
+def _batch_note(plan: Plan) -> str:
+    """How the microbatches of a global batch came about."""
+    size, profiled = plan.model.microbatch_size, plan.options.get("profiled_microbatch_size")
+    batch = f"global batch {plan.microbatches * size}: {plan.microbatches} microbatches of {size}"
+    if profiled == size or not isinstance(profiled, int):
+        return f"{batch}, as profiled"
+    return f"{batch}; times and bytes scaled linearly from the profile's {profiled}"
+
+
+def _stage_list(indices: list[int]) -> str:
+    """`stages 0 to 13, 15`: runs of stages in short."""
+    if len(indices) == 1:
+        return f"stage {indices[0]}"
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    more = f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
+    return f"stages {', '.join(shown[:MAX_LISTED])}{more}"
+
+
+def _split(plan: Plan, stage: Stage) -> str:
+    """`3+1`: how many samples each replica takes."""
+    samples = [share * plan.model.microbatch_size for share in stage.device_shares]
+    shown = "+".join(f"{count:.3g}" for count in samples[:MAX_LISTED])
+    return f"{shown}+..." if len(samples) > MAX_LISTED else shown
 
 
 def _ms(ms: float) -> str:
@@ -93,8 +195,17 @@ def _ms(ms: float) -> str:
 def _layer_names(plan: Plan, stage: Stage) -> Text:
     first = _short(plan.model.layers[stage.layers[0]].name)
     last = _short(plan.model.layers[stage.layers[-1]].name)
-    names = first if len(stage.layers) == 1 else f"{first}..{last}"
-    return Text(f"{stage.layers.start}-{stage.layers.stop - 1} {names}")
+    if len(stage.layers) == 1:
+        return Text(f"{stage.layers.start}-{stage.layers.start} {first}")
+    return Text(f"{stage.layers.start}-{stage.layers.stop - 1} {first}..{_own_end(first, last)}")
+
+
+def _own_end(first: str, last: str) -> str:
+    """The last name without the beginning that it shares: `encoder.7`, `encoder.13` gives `13`."""
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    )
+    return last[max(last.rfind(mark, 0, same) for mark in "./_:-") + 1 :]
 
 
 def _device_names(plan: Plan, stage: Stage) -> Text:
@@ -110,10 +221,20 @@ def _short(name: str) -> str:
 
 
 def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:
-    unicode = "utf" in (console.encoding or "").lower()
-    glyphs = UNICODE if unicode else ASCII
-    label_width = len(f"stage {analysis.num_stages - 1}") + 1
-    width = max(console.width - label_width, 20)
+    """The lanes, the scale of time below them, and the legend."""
+    lanes = timeline_lanes(analysis, console)
+    glyphs, label_width, _ = _lane_shape(analysis, console)
+    legend = (
+        f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "
+        f"{glyphs.idle} idle   {glyphs.all_reduce} all-reduce"
+    )
+    return [*lanes, Text(" " * label_width + legend, style="dim")]
+
+
+def timeline_lanes(analysis: PlanAnalysis, console: Console, *, part: float = 1.0) -> list[Text]:
+    """A line for each stage and one for the time, in this part of the width."""
+    glyphs, label_width, whole_width = _lane_shape(analysis, console)
+    width = max(round(part * whole_width), 12)
     lines = []
     for index in _shown_stages(analysis):
         if index is None:
@@ -127,10 +248,12 @@ def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:
             line.append(letter, style=style)
         lines.append(line)
     end = humanise_ms(analysis.iteration_ms)
-    lines.append(Text(" " * label_width + "0 ms".ljust(width - len(end)) + end, style="dim"))
-    legend = (
-        f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "
-        f"{glyphs.idle} idle   {glyphs.all_reduce} all-reduce"
-    )
-    lines.append(Text(" " * label_width + legend, style="dim"))
-    return lines
+    scale = "0 ms".ljust(max(width - len(end), 5)) + end
+    return [*lines, Text(" " * label_width + scale, style="dim")]
+
+
+def _lane_shape(analysis: PlanAnalysis, console: Console) -> tuple[Glyphs, int, int]:
+    """The characters, the width of the labels and that of the lanes."""
+    unicode = "utf" in (console.encoding or "").lower()
+    label_width = len(f"stage {analysis.num_stages - 1}") + 1
+    return (UNICODE if unicode else ASCII), label_width, max(console.width - label_width, 20)

@@ -69,6 +69,7 @@ class _Scale:
 
     width: int
     per_ms: float
+    span_ms: float
 
     @property
     def lane_width(self) -> float:
@@ -88,11 +89,21 @@ def tick_step_ms(span_ms: float, most: int) -> float:
     )
 
 
-def timeline_svg(analysis: PlanAnalysis, width: int = 1000, *, title: bool = True) -> Markup:
-    """The timeline as an SVG document: a lane a device or stage, thin lanes for transfers."""
+def timeline_svg(
+    analysis: PlanAnalysis,
+    width: int = 1000,
+    *,
+    title: bool = True,
+    legend: bool = True,
+    span_ms: float = 0.0,
+) -> Markup:
+    """The timeline as an SVG document: a lane a device or stage, thin lanes for transfers.
+
+    With `span_ms` the lanes are that long, so that several pictures have one scale of time.
+    """
     top = 62.0 if title else 30.0
-    iteration_ms = analysis.iteration_ms
-    scale = _Scale(width, (width - LEFT - RIGHT) / iteration_ms if iteration_ms else 0.0)
+    span_ms = max(span_ms, analysis.iteration_ms)
+    scale = _Scale(width, (width - LEFT - RIGHT) / span_ms if span_ms else 0.0, span_ms)
     lanes: list[Markup] = []
     y, last_label_y = top, -math.inf
     for lane in _lanes(analysis):
@@ -102,7 +113,7 @@ def timeline_svg(analysis: PlanAnalysis, width: int = 1000, *, title: bool = Tru
                 class_="pp-lane",
                 x=LEFT,
                 y=y,
-                width=scale.lane_width,
+                width=analysis.iteration_ms * scale.per_ms or scale.lane_width,
                 height=lane.height,
                 fill=LIGHT["lane"],
             )
@@ -116,10 +127,10 @@ def timeline_svg(analysis: PlanAnalysis, width: int = 1000, *, title: bool = Tru
         *(_title(analysis, width) if title else []),
         *_phases(analysis, top, y, scale),
         *lanes,
-        *_axis(analysis, y, scale),
-        *_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS),
+        *_axis(y, scale),
+        *(_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS) if legend else []),
     ]
-    return join([_document(width, y + 50, parts), "\n"])
+    return join([_document(width, y + (50 if legend else 22), parts), "\n"])
 
 
 def _document(width: int, height: float, parts: list[Markup]) -> Markup:
@@ -207,7 +218,7 @@ def _stage_label(index: int, stage: Stage) -> str:
 
 def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
     """One path for each colour, and the labels that have room."""
-    labels: list[Markup] = []
+    labels: dict[str, list[Markup]] = {}
     narrow: dict[str, list[NDArray[np.float64]]] = {}
     for spans in lane.spans:
         first, end = LEFT + spans.start_ms * scale.per_ms, LEFT + spans.end_ms * scale.per_ms
@@ -220,7 +231,10 @@ def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
             text = "" if spans.microbatch is None else str(spans.microbatch[index])
             if text and right - left >= 6 * len(text) + 1.5 and lane.height > THIN:
                 middle = f"{(left + right) / 2:.1f}"
-                labels.append(element("text", text, x=middle, y=y + lane.height / 2 + 3.3))
+                text_y = y + lane.height / 2 + 3.3
+                labels.setdefault(spans.colour, []).append(
+                    element("text", text, x=middle, y=text_y)
+                )
         if boxes:
             yield _path(spans.colour, boxes)
         colour = "mixed" if spans.colour in ("forward", "backward") else spans.colour
@@ -230,8 +244,11 @@ def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
         boxes = [_box(left, right, y, lane.height) for left, right in _runs(parts, lane.height)]
         if boxes:
             yield _path(colour, boxes)
-    if labels:
-        yield element("g", *labels, font_size=9.5, fill="#fff", text_anchor="middle")
+    for colour, texts in labels.items():
+        kind = f"on-{colour}"
+        yield element(
+            "g", *texts, class_=f"pp-{kind}", font_size=9.5, fill=LIGHT[kind], text_anchor="middle"
+        )
 
 
 def _runs(parts: list[NDArray[np.float64]], height: float) -> Iterator[tuple[float, float]]:
@@ -276,11 +293,11 @@ def _phases(analysis: PlanAnalysis, top: float, bottom: float, scale: _Scale) ->
             )
 
 
-def _axis(analysis: PlanAnalysis, y: float, scale: _Scale) -> Iterator[Markup]:
+def _axis(y: float, scale: _Scale) -> Iterator[Markup]:
     line = f"M{LEFT:g} {y + 2:g}h{scale.lane_width:g}"
     yield element("path", class_="pp-line", d=line, stroke=LIGHT["line"])
-    step_ms = tick_step_ms(analysis.iteration_ms, 10)
-    count = math.floor(analysis.iteration_ms / step_ms) if analysis.iteration_ms else 0
+    step_ms = tick_step_ms(scale.span_ms, 10)
+    count = math.floor(scale.span_ms / step_ms) if scale.span_ms else 0
     for tick in range(count + 1):
         unit = " ms" if tick == 0 else ""
         x = scale.x_of(tick * step_ms)
@@ -329,4 +346,4 @@ def _dark_style() -> Markup:
         f".pp-timeline .pp-{name}{{{'stroke' if name == 'line' else 'fill'}:{colour}}}"
         for name, colour in DARK.items()
     )
-    return element("style", f"@media (prefers-color-scheme:dark){{{rules}}}")
+    return element("style", f"@media screen and (prefers-color-scheme:dark){{{rules}}}")

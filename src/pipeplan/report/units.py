@@ -9,6 +9,7 @@ __all__ = [
     "humanise_ms",
     "percent",
     "short_ms",
+    "signed_percent",
 ]
 
 
@@ -47,3 +48,9 @@ def short_ms(ms: float) -> str:
 def percent(part: float) -> str:
     """A part of a whole: `12.5 %`."""
     return f"{100 * part:.1f} %"
+
+
+def signed_percent(change: float) -> str:
+    """A change: `+12.5 %`, `-3.0 %`; one that rounds to nothing has no sign."""
+    text = f"{100 * change:+.1f} %"
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text

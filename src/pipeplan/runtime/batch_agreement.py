@@ -1,12 +1,10 @@
 """Agrees, at the start of a step, on the batch: its rows, its shapes and its values.
 
-The first rank of the first stage tells what it was given. The notice goes down a tree of all ranks,
-from host to host, ahead of the data. So it costs no time: a rank behind waits for data anyway::
-
-    rank 0 of the tree        rows, key of the shapes, fingerprints of batch and targets
-      |- 1 |- 3               each compares with what it was given itself, and passes it on;
-      |    |- 4               a rank that was given None takes the notice's word
-      |- 2
+The first rank of the first stage tells what it was given: the number of the step and its mode
+(with an update or without, or evaluation), rows, key of the shapes, fingerprints of batch and
+targets. The notice goes down the tree of all ranks (`rank_tree`), ahead of the data. So it costs no
+time: a rank behind waits for data anyway. Each rank compares the notice with what it was given
+itself, and passes it on. A rank that was given None takes the notice's word.
 
 Targets that the first rank does not have are compared among the ranks of the last stage.
 """
@@ -21,13 +19,13 @@ import torch.distributed as dist
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import num_rows
+from pipeplan.runtime.exchange.rank_tree import TREE_TAG, RankTree
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.fingerprints import fingerprint, shape_key
 
 __all__ = ["Agreed", "BatchAgreement", "Mode"]
 
-TAG = 1 << 30
-"""Above all tags of messages."""
+TAG, TARGETS_TAG = TREE_TAG, TREE_TAG + 1
 REMEDY = (
     "a DistributedSampler or an unseeded shuffle gives ranks different rows, but all of them need"
     " the same batches: use no DistributedSampler, and shuffle with a generator of the same seed"
@@ -66,7 +64,7 @@ class _Notice:
 
 
 class BatchAgreement:
-    """One rank's place in the tree."""
+    """One rank's part in the agreement."""
 
     def __init__(
         self,
@@ -78,12 +76,7 @@ class BatchAgreement:
     ) -> None:
         """`stage_ranks` are the ranks of each stage; other ranks are not used by the plan."""
         self._rank, self._compares_values = rank, compares_values
-        used = [rank for ranks in stage_ranks for rank in ranks]
-        order = [*used, *(rank for rank in range(num_ranks) if rank not in used)]
-        self._source = order[0]
-        position = order.index(rank)
-        self._parent = order[(position - 1) // 2] if position else None
-        self._children = order[2 * position + 1 : 2 * position + 3]
+        self._tree = RankTree.of(rank, stage_ranks, num_ranks)
         last = list(stage_ranks[-1])
         self._is_last = rank in last
         self._first_of_last = last[0]
@@ -103,10 +96,10 @@ class BatchAgreement:
         self._pending.clear()
         own = self._describe(batch, targets, mode, step)
         notice = own
-        if self._parent is not None:
-            notice = self._receive(self._parent, TAG, transport)
+        if self._tree.parent is not None:
+            notice = self._receive(self._tree.parent, TAG, transport)
             self._compare(own, notice, has_batch=batch is not None)
-        for child in self._children:
+        for child in self._tree.children:
             self._send(notice, child, TAG, transport)
         self._compare_targets(own, notice, transport)
         return Agreed(mode=mode, rows=notice.rows, key=notice.key)
@@ -128,7 +121,7 @@ class BatchAgreement:
 
     def _compare(self, own: _Notice, notice: _Notice, *, has_batch: bool) -> None:
         """Refuse what differs from the first rank's."""
-        first = f"rank {self._source}"
+        first = f"rank {self._tree.root}"
         if (own.mode, own.step) != (notice.mode, notice.step):
             raise RuntimeMismatchError(
                 f"step: rank {self._rank} is in {_where(own)}, but {first} in {_where(notice)};"
@@ -156,9 +149,9 @@ class BatchAgreement:
         if notice.targets != -1 or not self._is_last:
             return
         for rank in self._others_of_last:
-            self._send(own, rank, TAG + 1, transport)
+            self._send(own, rank, TARGETS_TAG, transport)
         if self._rank != self._first_of_last:
-            first = self._receive(self._first_of_last, TAG + 1, transport)
+            first = self._receive(self._first_of_last, TARGETS_TAG, transport)
             if -1 not in (own.targets, first.targets) and own.targets != first.targets:
                 raise RuntimeMismatchError(
                     f"targets: rank {self._rank} has other values than rank"

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["Whole", "as_call", "find_leaves", "mark_rows", "num_rows", "select_rows"]
+__all__ = ["Whole", "as_call", "as_range", "find_leaves", "mark_rows", "num_rows", "select_rows"]
 
 PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -75,6 +75,7 @@ def num_rows(value: Any, what: str) -> int:
         if in_list:
             has_lists = True
         elif isinstance(leaf, torch.Tensor | np.ndarray):
+            _require_data(leaf, path)
             if not leaf.ndim:
                 raise RuntimeMismatchError(
                     f"{path}: holds a tensor without rows; wrap it in pipeplan.runtime.Whole"
@@ -92,6 +93,8 @@ def num_rows(value: Any, what: str) -> int:
             f"{what}: its tensors have {' and '.join(map(str, sorted(set(found))))} rows; wrap"
             " in pipeplan.runtime.Whole what all rows share"
         )
+    if not found[0]:
+        raise RuntimeMismatchError(f"{what}: has no rows; leave out empty batches")
     return found[0]
 
 
@@ -104,6 +107,7 @@ def mark_rows(value: Any, rows: int, what: str) -> Any:
     if isinstance(value, list):
         return _mark_list(value, rows, what)
     if isinstance(value, torch.Tensor | np.ndarray):
+        _require_data(value, what)
         if not value.ndim or len(value) != rows:
             raise RuntimeMismatchError(
                 f"{what}: has shape {tuple(value.shape)} for {rows} rows; wrap in"
@@ -113,6 +117,22 @@ def mark_rows(value: Any, rows: int, what: str) -> Any:
     if isinstance(value, (Whole, *PLAIN)):
         return value
     return _map_entries(value, lambda entry, path: mark_rows(entry, rows, path), what)
+
+
+def _require_data(value: torch.Tensor | np.ndarray[Any, Any], what: str) -> None:
+    """Refuse tensors that are more than data: they need a gradient, or have no plain memory."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if value.layout is not torch.strided or value.is_nested:
+        raise RuntimeMismatchError(
+            f"{what}: is a sparse or nested tensor, which cannot be divided into rows; give a dense"
+            " one (to_dense(), or padded), or wrap in pipeplan.runtime.Whole what all rows share"
+        )
+    if value.requires_grad:
+        raise RuntimeMismatchError(
+            f"{what}: needs a gradient, but a pipeline gives gradients to parameters of the model"
+            " alone; detach() it, or make what computes it a layer of the model"
+        )
 
 
 def _mark_list(value: list[Any], rows: int, what: str) -> Any:
@@ -139,9 +159,15 @@ def select_rows(value: Any, rows: Sequence[int], device: torch.device | None) ->
 
     Without a device, tensors stay where they are.
     """
+    return _select(value, as_range(rows), device)
+
+
+def as_range(rows: Sequence[int]) -> Sequence[int]:
+    """The same rows, as a range if they are consecutive."""
+    if isinstance(rows, range) or not rows:
+        return rows
     start, stop = rows[0], rows[-1] + 1
-    is_consecutive = list(rows) == list(range(start, stop))
-    return _select(value, range(start, stop) if is_consecutive else rows, device)
+    return range(start, stop) if list(rows) == list(range(start, stop)) else rows
 
 
 def _select(value: Any, rows: Sequence[int], device: torch.device | None) -> Any:

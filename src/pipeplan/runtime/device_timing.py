@@ -18,7 +18,7 @@ from typing import Any
 from pipeplan.pipeline import Block
 from pipeplan.runtime.streams import Mark, Streams
 from pipeplan.runtime.supervision.status_board import State
-from pipeplan.runtime.tracing import CATEGORIES, WAIT, Event, block_name
+from pipeplan.runtime.tracing import BlockTimes
 
 __all__ = ["DeviceTiming"]
 
@@ -39,6 +39,11 @@ class DeviceTiming:
         self._start = streams.mark()
         self._spans: list[_Span] = []
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the device runs behind its host."""
+        return self._start is not None
+
     def mark(self) -> Mark | None:
         """Mark this place of the computing stream; None on a CPU."""
         return self._streams.mark()
@@ -57,17 +62,15 @@ class DeviceTiming:
             enter(State.COMPUTING, span.block)
             span.ended.wait()
 
-    def events(self) -> list[Event]:
+    def times(self) -> list[BlockTimes]:
         """What the device did, by the clock of the host."""
-        found: list[Event] = []
+        found: list[BlockTimes] = []
         if self._start is None:
             return found
         last_s = self._start_s
         for span in self._spans:
             begun_s = self._start_s + span.begun.seconds_since(self._start)
             ended_s = self._start_s + span.ended.seconds_since(self._start)
-            name = block_name(span.block)
-            found.append(Event(name, WAIT, last_s, begun_s))
-            found.append(Event(name, CATEGORIES[span.block.kind], begun_s, ended_s))
+            found.append(BlockTimes(span.block, last_s, begun_s, ended_s))
             last_s = ended_s
         return found

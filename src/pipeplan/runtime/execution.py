@@ -10,7 +10,7 @@ first forward, and afterwards those that they had before the second. So nothing 
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,53 +19,19 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["LossTerms", "StageRunner"]
+__all__ = ["StageRunner"]
 
-Function = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTerms:
-    """How the last stage computes the loss and the metrics from outputs."""
-
-    loss_fn: Function
-    metrics: Mapping[str, Function]
-    weight_fn: Callable[[Any], Any] | None
-    """The weight of targets; without it, each row weighs 1."""
-
-    def weight(self, targets: Any, num_rows: int) -> float:
-        """The weight of these targets in the mean."""
-        return float(num_rows) if self.weight_fn is None else float(self.weight_fn(targets))
-
-    def total_weight(self, targets: Any, num_rows: int) -> float:
-        """The weight of a whole batch, whose targets are marked by `mark_rows`."""
-        if targets is None:
-            return float(num_rows)
-        return self.weight(select_rows(targets, range(num_rows), None), num_rows)
-
-    def of(
-        self,
-        output: Any,
-        targets: Any,
-        share: float,
-        autocast: contextlib.AbstractContextManager[Any],
-    ) -> torch.Tensor:
-        """The mean loss of some rows; zero if their share of the batch's weight is zero."""
-        if share:
-            with autocast:
-                loss: torch.Tensor = self.loss_fn(output, targets)
-            return loss
-        # Rows without weight have no mean loss. The backward still has to run through them.
-        tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-        return sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+NOTHING = contextlib.nullcontext()
+SMALL_BYTES = 65_536
+"""Smaller tensors are copied where a larger one would share its memory."""
 
 
 @dataclass(slots=True)
@@ -104,6 +70,7 @@ class StageRunner:
         self._module, self._device, self._seeds = module, device, seeds
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
+        self._where = f"layers {module.layers_text}"
         self._kept: dict[int, _Kept] = {}
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
@@ -112,8 +79,9 @@ class StageRunner:
         """What modules remembered in front of the last forward."""
         self._changing: list[nn.Module] | None = None
         """Modules whose state changes in a forward; None until the first one."""
-        self.extra_loss: torch.Tensor | float = 0.0
-        """What layers added to the loss in the last forward, times the rows' share of the batch."""
+        self.extra_loss: torch.Tensor | None = None
+        """What layers added to the loss in the last forward, times the rows' share of the batch.
+        None if they added nothing."""
 
     @property
     def device(self) -> torch.device:
@@ -124,6 +92,10 @@ class StageRunner:
     def clones_inputs(self) -> bool:
         """Whether layers have changed their inputs in place, and get copies since then."""
         return self._clones_inputs
+
+    def clone_inputs(self) -> None:
+        """Give layers copies of their inputs from now on: they change them in place."""
+        self._clones_inputs = True
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -174,18 +146,18 @@ class StageRunner:
         """
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
-        state = self._save_state()
-        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
+        state = self._save_state() if self._recompute else None
+        with self._grad_mode():
             output = self._run(carried, call, seed)
-        self._learn_changes(state)
-        tensors, shape = take_tensors(output, f"layers {self._module.layers_text}")
-        roots = [] if self._recompute else _roots(tensors)
-        again = call if self._recompute else None
+        if state is not None:
+            self._learn_changes(state)
+        tensors, shape = take_tensors(output, self._where)
         extra = self._take_extra(row_share)
-        self._keep(
-            microbatch,
-            _Kept(carried, roots, None, again, seed, extra, row_share * gradient_scale, state),
-        )
+        if not self._evaluates:
+            roots = [] if self._recompute else _roots(tensors)
+            again = call if self._recompute else None
+            scale = row_share * gradient_scale
+            self._kept[microbatch] = _Kept(carried, roots, None, again, seed, extra, scale, state)
         return tensors, shape
 
     def forward_last(
@@ -204,18 +176,20 @@ class StageRunner:
         """The loss and the metrics of these rows, times the rows' share of the batch's weight."""
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
-        state = self._save_state()
-        with torch.set_grad_enabled(not self._evaluates and not self._recompute):
+        state = self._save_state() if self._recompute else None
+        with self._grad_mode():
             loss, stats = self._run_loss(carried, call, seed)
-        self._learn_changes(state)
-        roots = [] if self._recompute else _roots([loss])
-        scale = torch.full_like(loss, share * gradient_scale) if share else torch.ones_like(loss)
-        again = call if self._recompute else None
+        if state is not None:
+            self._learn_changes(state)
         extra = self._take_extra(row_share)
-        self._keep(
-            microbatch,
-            _Kept(carried, roots, [scale], again, seed, extra, row_share * gradient_scale, state),
-        )
+        if not self._evaluates:
+            roots = [] if self._recompute else _roots([loss])
+            again = call if self._recompute else None
+            first = torch.full_like(loss, share * gradient_scale if share else 1.0)
+            scale = row_share * gradient_scale
+            self._kept[microbatch] = _Kept(
+                carried, roots, [first], again, seed, extra, scale, state
+            )
         return stats
 
     def have_gradient(self, tensors: list[torch.Tensor]) -> list[bool]:
@@ -256,28 +230,35 @@ class StageRunner:
             tensor.grad = None
         return gradients
 
-    def _keep(self, microbatch: int, kept: _Kept) -> None:
-        if not self._evaluates:
-            self._kept[microbatch] = kept
+    def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, a first forward runs with or without gradients, as it should."""
+        is_enabled = not self._evaluates and not self._recompute
+        if torch.is_grad_enabled() is is_enabled:
+            return NOTHING
+        return torch.set_grad_enabled(is_enabled)
 
     def _save_state(self) -> ModuleState | None:
         """What the modules remember that a forward changes; None if no forward will run again."""
-        if not self._recompute or self._evaluates:
+        if self._evaluates:
             return None
         modules = self._module.model.modules() if self._changing is None else self._changing
         self._front = ModuleState(modules)
         return self._front
 
-    def _learn_changes(self, state: ModuleState | None) -> None:
+    def _learn_changes(self, state: ModuleState) -> None:
         """Find out, in the first forward, which modules remember something."""
-        if state is not None and self._changing is None:
+        if self._changing is None:
             self._changing = state.changed()
             state.restrict(self._changing)
 
     def _take_extra(self, row_share: float) -> list[GradientEdge]:
         """Where the backward of added losses begins; sums these losses up."""
+        self.extra_loss = None
+        if not self._extra:
+            return []
         self.extra_loss = sum(
-            (loss.detach().double() * row_share for loss in self._extra), start=0.0
+            (loss.detach().double() * row_share for loss in self._extra),
+            start=torch.zeros((), dtype=torch.float64, device=self._device),
         )
         extra = [] if self._recompute or self._evaluates else _known_roots(self._extra)
         self._extra = []
@@ -287,7 +268,7 @@ class StageRunner:
         if kept.grad_outputs is not None:
             return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
         output = self._run(kept.carried, kept.call, kept.seed)
-        return _roots(take_tensors(output, f"layers {self._module.layers_text}")[0])
+        return _roots(take_tensors(output, self._where)[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         """The output of the layers.
@@ -338,17 +319,20 @@ class StageRunner:
         output = self._run(carried, call, seed)
         _, _, targets, share = call
         loss = self._loss.of(output, targets, share, self._autocast())
-        numbers: list[Any] = [0.0] * len(self._loss.metrics)
+        return loss, self._stats(loss, output, targets, share)
+
+    def _stats(self, loss: torch.Tensor, output: Any, targets: Any, share: float) -> torch.Tensor:
+        """The loss and the metrics in one tensor, times the share."""
+        assert self._loss is not None
+        metrics = self._loss.metrics
+        if not metrics:
+            return loss.detach().double().reshape(1) * share
+        numbers: list[Any] = [0.0] * len(metrics)
         if share:
             with torch.no_grad():
-                numbers = [fn(output, targets) for fn in self._loss.metrics.values()]
-        stats = torch.stack(
-            [
-                torch.as_tensor(number, device=self._device).detach().double()
-                for number in (loss, *numbers)
-            ]
-        )
-        return loss, stats * share
+                numbers = [fn(output, targets) for fn in metrics.values()]
+        found = [torch.as_tensor(number, device=self._device) for number in (loss, *numbers)]
+        return torch.stack([number.detach().double() for number in found]) * share
 
     def seed_block(self, step: int, microbatch: int) -> None:
         """Seed the generators as the forward of this microbatch does."""
@@ -359,7 +343,7 @@ class StageRunner:
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._amp_dtype is None:
-            return contextlib.nullcontext()
+            return NOTHING
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
 
 
@@ -389,9 +373,17 @@ def _known_roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
 
 
 def _entered(carried: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors as layers get them. A copy of a small one is cheaper than an entrance."""
     if not torch.is_grad_enabled():
         return carried
-    return [_Entrance.apply(tensor) for tensor in carried]  # type: ignore[no-untyped-call]
+    return [_enter(tensor) if tensor.requires_grad else tensor for tensor in carried]
+
+
+def _enter(leaf: torch.Tensor) -> torch.Tensor:
+    if leaf.nbytes <= SMALL_BYTES:
+        return leaf.clone()
+    entered: torch.Tensor = _Entrance.apply(leaf)  # type: ignore[no-untyped-call]
+    return entered
 
 
 def _cloned(value: Any) -> Any:

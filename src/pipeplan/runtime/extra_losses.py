@@ -10,8 +10,7 @@ the losses and add them yourself::
 """
 
 import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 import torch
 
@@ -36,12 +35,21 @@ def add_loss(loss: torch.Tensor) -> None:
         losses.append(loss)
 
 
-@contextlib.contextmanager
-def collect_losses() -> Iterator[list[torch.Tensor]]:
+class _Collecting:
+    """Inside, a list collects; every forward makes one, so it is no generator."""
+
+    __slots__ = ("_token",)
+    _token: Token[list[torch.Tensor] | None]
+
+    def __enter__(self) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        self._token = _collected.set(losses)
+        return losses
+
+    def __exit__(self, *_: object) -> None:
+        _collected.reset(self._token)
+
+
+def collect_losses() -> contextlib.AbstractContextManager[list[torch.Tensor]]:
     """Collect inside what layers add; the list fills while they run."""
-    losses: list[torch.Tensor] = []
-    token = _collected.set(losses)
-    try:
-        yield losses
-    finally:
-        _collected.reset(token)
+    return _Collecting()

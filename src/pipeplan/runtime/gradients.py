@@ -101,10 +101,7 @@ class GradientReducer:
             parameter.grad = None
         self._num_started = self.started_inside = 0
         for bucket in self._buckets:
-            bucket.flat.zero_()
             bucket.used.clear()
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
 
     def begin_backward(self, *, is_last: bool) -> None:
         """Say that a backward begins; in the last one of a step, full buckets may start."""
@@ -129,9 +126,8 @@ class GradientReducer:
             num_parameters = len(bucket.parameters)
             if len(bucket.used) < num_parameters:
                 counts = bucket.flat[-num_parameters:].tolist()
-                for parameter, count in zip(bucket.parameters, counts, strict=True):
-                    if not count:
-                        parameter.grad = None
+                for index, parameter in enumerate(bucket.parameters):
+                    parameter.grad = bucket.views[index] if counts[index] else None
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -143,9 +139,12 @@ class GradientReducer:
             bucket.used.add(index)
             if bucket.num_arrivals:
                 self._count(bucket, index)
-            view = bucket.views[index]
-            if parameter.grad is not view:  # autograd or the user has put another tensor there
-                view.copy_(parameter.grad)  # type: ignore[arg-type]
+            view, gradient = bucket.views[index], parameter.grad
+            if gradient is not view and gradient is not None:  # the first of this step
+                if gradient.layout is torch.strided:
+                    view.copy_(gradient)
+                else:
+                    view.zero_().add_(gradient)
                 parameter.grad = view
             if self._is_last:
                 bucket.num_missing -= 1
@@ -171,13 +170,15 @@ class GradientReducer:
     def _start_one(self) -> None:
         bucket = self._buckets[self._num_started]
         self._num_started += 1
-        if bucket.used:
-            first_count = bucket.flat.numel() - len(bucket.parameters)
-            if len(bucket.used) == len(bucket.parameters):
-                bucket.flat[first_count:].fill_(1.0)
-            else:
-                for index in bucket.used:
-                    bucket.flat[first_count + index] = 1.0
+        counts = bucket.flat[-len(bucket.parameters) :]
+        if len(bucket.used) == len(bucket.parameters):
+            counts.fill_(1.0)
+        else:
+            for index, view in enumerate(bucket.views):
+                is_used = index in bucket.used
+                counts[index] = float(is_used)
+                if not is_used:
+                    view.zero_()  # it holds what an earlier step left
         bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
 

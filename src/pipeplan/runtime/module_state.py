@@ -4,6 +4,7 @@ Recomputation runs a forward twice. The second run has to begin with what the fi
 and must not count again: running means, the vectors of a spectral norm, counters, moving averages.
 """
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ModuleState"]
+__all__ = ["Contents", "ModuleState"]
+
+MOST_DEPTH = 4
+"""How deep containers are looked into."""
+MOST_OBJECTS = 10_000
+"""How many containers are saved."""
+NO_STATE = ("torch", "numpy", "transformers", "builtins", "types", "functools")
+"""Packages whose objects are not looked into."""
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that torch itself keeps in each module."""
@@ -24,8 +32,8 @@ class _Saved:
     module: nn.Module
     attributes: dict[str, Any]
     buffers: dict[str, torch.Tensor]
-    containers: list[tuple[Any, Any]]
-    """Lists, dicts and sets among the attributes, each with a copy."""
+    contents: "Contents"
+    """What lists, dicts and other objects among the attributes hold."""
     values: list[tuple[torch.Tensor, torch.Tensor]]
     """Tensors that may change in place, each with a copy."""
 
@@ -39,7 +47,7 @@ class _Saved:
             return True
         if _ids(_buffers(self.module)) != _ids(self.buffers):
             return True
-        if any(not _hold_the_same(container, copy) for container, copy in self.containers):
+        if self.contents.is_changed():
             return True
         return any(not _have_equal_values(tensor, copy) for tensor, copy in self.values)
 
@@ -54,12 +62,64 @@ class _Saved:
         for name, tensor in self.buffers.items():
             if _buffers(self.module).get(name) is not tensor:
                 setattr(self.module, name, tensor)
-        for container, copy in self.containers:
-            container.clear()
-            container.extend(copy) if isinstance(container, list) else container.update(copy)
+        self.contents.put_back()
         for tensor, copy in self.values:
             if not _have_equal_values(tensor, copy):
                 tensor.data.copy_(copy)
+
+
+class Contents:
+    """What containers and plain objects hold, one inside of another, at one moment."""
+
+    def __init__(self) -> None:
+        self._containers: list[tuple[Any, Any]] = []
+        """Lists, dicts, sets, deques and attributes of objects, each with a copy."""
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._seen: set[int] = set()
+
+    def add(self, values: Iterable[Any], depth: int = 0) -> None:
+        """Save what these values hold."""
+        for value in values:
+            if id(value) in self._seen or depth > MOST_DEPTH or len(self._seen) > MOST_OBJECTS:
+                continue
+            container = _container(value)
+            if container is not None:
+                self._seen.add(id(value))
+                self._containers.append((container, container.copy()))
+                inside = container.values() if isinstance(container, dict) else container
+                self.add(list(inside), depth + 1)
+            elif isinstance(value, torch.Tensor) and value.is_leaf and not value.is_meta:
+                self._seen.add(id(value))
+                if depth and not isinstance(value, nn.Parameter):
+                    self._values.append((value, value.detach().clone()))
+
+    def is_changed(self) -> bool:
+        """Whether something holds other values now."""
+        return any(not _hold_the_same(*pair) for pair in self._containers) or any(
+            not _have_equal_values(*pair) for pair in self._values
+        )
+
+    def put_back(self) -> None:
+        """Let all hold what they held."""
+        for container, copy in self._containers:
+            if not _hold_the_same(container, copy):
+                container.clear()
+                is_dict = isinstance(container, dict | set)
+                container.update(copy) if is_dict else container.extend(copy)
+        for tensor, copy in self._values:
+            if not _have_equal_values(tensor, copy):
+                tensor.data.copy_(copy)
+
+
+def _container(value: Any) -> Any:
+    """The value if it is a container, its attributes if it is a plain object; else None."""
+    if type(value) in (list, dict, set, deque, OrderedDict, defaultdict, Counter):
+        return value
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in NO_STATE or isinstance(value, nn.Module | type):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if type(attributes) is dict and not callable(value) else None
 
 
 class ModuleState:
@@ -85,6 +145,8 @@ class ModuleState:
 
 def _save(module: nn.Module, *, parameters: bool) -> _Saved:
     attributes, buffers = _attributes(module), _buffers(module)
+    contents = Contents()
+    contents.add(attributes.values())
     tensors = [
         *buffers.values(),
         *(value for value in attributes.values() if isinstance(value, torch.Tensor)),
@@ -95,11 +157,7 @@ def _save(module: nn.Module, *, parameters: bool) -> _Saved:
         module=module,
         attributes=attributes,
         buffers=buffers,
-        containers=[
-            (value, value.copy())
-            for value in attributes.values()
-            if type(value) in (list, dict, set)
-        ],
+        contents=contents,
         values=[
             (tensor, tensor.detach().clone())
             for tensor in tensors
@@ -130,10 +188,14 @@ def _hold_the_same(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
     if isinstance(container, dict):
-        return all(name in copy and container[name] is copy[name] for name in container)
+        return all(
+            name in copy and (value is copy[name] or _are_equal(value, copy[name]))
+            for name, value in container.items()
+        )
     if isinstance(container, set):
         return bool(container == copy)
-    return all(first is second for first, second in zip(container, copy, strict=True))
+    pairs = zip(container, copy, strict=True)
+    return all(first is second or _are_equal(first, second) for first, second in pairs)
 
 
 def _have_equal_values(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -4,7 +4,11 @@ Groups are decided by name on the whole model. So each rank has all groups, in t
 hold no parameter on this rank. A learning-rate scheduler then computes the same on every rank.
 """
 
+import copy
+import inspect
 import json
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +26,14 @@ from pipeplan.runtime.parameters import (
     require_own_parameters,
 )
 
-__all__ = ["OptimizerFn", "ParamGroupsFn", "ParameterGroups", "make_optimizer", "plan_groups"]
+__all__ = [
+    "OptimizerFn",
+    "ParamGroupsFn",
+    "ParameterGroups",
+    "make_optimizer",
+    "plan_groups",
+    "require_separate_updates",
+]
 
 OptimizerFn = Callable[[Any], torch.optim.Optimizer]
 """From parameters, or from groups of them, to an optimizer."""
@@ -117,3 +128,71 @@ def _made(optimizer_fn: OptimizerFn, params: list[Any]) -> torch.optim.Optimizer
             f"optimizer_fn: returned a {type(optimizer).__name__}, not a torch.optim.Optimizer"
         )
     return optimizer
+
+
+def require_separate_updates(optimizer: torch.optim.Optimizer, *, num_stages: int) -> None:
+    """Refuse an optimizer that stages cannot have each for itself.
+
+    It must not need a closure, and it has to update each parameter by itself. A norm over all of
+    its parameters would be another one on each stage. Two small parameters tell: they step
+    together, and then each alone.
+    """
+    required = [
+        name
+        for name, argument in inspect.signature(optimizer.step).parameters.items()
+        if argument.default is argument.empty
+        and argument.kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
+    ]
+    kind = type(optimizer).__name__
+    if required:
+        raise RuntimeMismatchError(
+            f"optimizer_fn: {kind}.step needs {required[0]!r}, which computes the loss anew; a"
+            " pipeline runs each step once: take an optimizer that steps without it"
+        )
+    if num_stages == 1 or not optimizer.param_groups:
+        return
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            together, again = (_try_steps(optimizer, (0, 1), seed) for seed in (0, 1))
+            alone = [_try_steps(optimizer, (index,), 0)[0] for index in (0, 1)]
+        except Exception:
+            return  # it does not work with such parameters, so nothing can be said
+    is_random = not all(map(torch.equal, together, again))
+    if not is_random and not all(map(torch.allclose, together, alone)):
+        raise RuntimeMismatchError(
+            f"optimizer_fn: {kind} updates a parameter by what other parameters have, such as a"
+            " norm over all of them, but each stage has only its own; clip by clip_norm, or take an"
+            " optimizer that updates each parameter by itself"
+        )
+
+
+def _try_steps(
+    optimizer: torch.optim.Optimizer, which: tuple[int, ...], seed: int
+) -> list[torch.Tensor]:
+    """Two small parameters, or one of them, after steps of an optimizer with the same settings."""
+    torch.manual_seed(seed)
+    values = [torch.linspace(-1.0, 2.0, 6).view(2, 3), torch.linspace(3.0, 1.0, 4).view(2, 2)]
+    parameters = [nn.Parameter(values[index].clone()) for index in which]
+    real = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # Wherever the optimizer keeps its parameters, the trial has the small ones.
+    memo: dict[int, Any] = dict.fromkeys(map(id, real), parameters[0])
+    own = {
+        name: copy.deepcopy(value, memo)
+        for name, value in vars(optimizer).items()
+        if name not in ("param_groups", "state", "step") and not name.endswith("_hooks")
+    }
+    options = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    trial = object.__new__(type(optimizer))
+    trial.__setstate__(
+        {
+            **own,
+            "param_groups": [{**copy.deepcopy(options, memo), "params": parameters}],
+            "state": defaultdict(dict),
+        }
+    )
+    for number in range(3):
+        for parameter in parameters:
+            parameter.grad = (parameter.detach() * (number + 1)).cos() * len(parameter.flatten())
+        trial.step()
+    return [parameter.detach() for parameter in parameters]

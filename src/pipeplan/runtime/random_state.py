@@ -39,14 +39,16 @@ def seed_all(seed: int, device: torch.device) -> None:
 @contextlib.contextmanager
 def keeping_random_state(device: torch.device) -> Iterator[None]:
     """Inside, anything may be drawn; afterwards the program's generators are as before."""
-    cuda_devices = [device.index or 0] if device.type == "cuda" else []
-    of_python = random.getstate()
+    of_python, of_torch = random.getstate(), torch.default_generator.get_state()
+    of_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
     try:
-        with torch.random.fork_rng(devices=cuda_devices):
-            yield
+        yield
     finally:
+        torch.default_generator.set_state(of_torch)
+        if of_cuda is not None:
+            torch.cuda.set_rng_state(of_cuda, device)
         random.setstate(of_python)
         if numpy is not None and of_numpy is not None:
             numpy.random.set_state(of_numpy)

@@ -12,8 +12,15 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.gradients import GradientReducer
+from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.model_checks import (
+    require_dense_gradients,
+    require_linear_hooks,
+    require_separate_memory,
+    require_whole,
+)
 from pipeplan.runtime.parameters import (
     LOSS_NAME,
     add_loss_holders,
@@ -26,8 +33,9 @@ from pipeplan.runtime.parameters import (
 )
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.random_state import BlockSeeds
+from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import lay_out
-from pipeplan.splitting.stage_modules import StageModule, cut, holders
+from pipeplan.splitting.stage_modules import StageModule, cut
 
 __all__ = ["Replica", "ReplicaSettings", "set_up_replica"]
 
@@ -80,6 +88,10 @@ def set_up_replica(
 
     All ranks have to call it, since all of them make all groups.
     """
+    require_whole(model)
+    require_dense_gradients(model)
+    if plan.microbatches > 1 or plan.num_stages < sum(s.num_replicas for s in plan.stages):
+        require_linear_hooks(model)
     groups = [
         dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in placement.ranks
     ]
@@ -87,7 +99,9 @@ def set_up_replica(
         model, _layer_names(plan, settings.layers), [stage.layers.start for stage in plan.stages]
     )
     require_initialised(model)
-    held_by = holders(model, layout, [stage.layers for stage in plan.stages])
+    stages = [stage.layers for stage in plan.stages]
+    require_separate_memory(model, layout, stages)
+    held_by = holders(model, layout, stages)
     loss_module = find_loss_module(model, settings.loss.loss_fn)
     add_loss_holders(held_by, model, loss_module, plan.num_stages - 1)
     tie_groups = make_tie_groups(held_by, placement.ranks)
@@ -100,7 +114,6 @@ def set_up_replica(
         layout,
         plan.stages[stage].layers,
         keep_whole=settings.verifies and not replica,
-        probes=not settings.verifies,
     )
     if loss_module is not None and module.is_last:
         module.attach(LOSS_NAME, loss_module)

@@ -1,13 +1,14 @@
 """The part of `Pipeline` that can be saved: how far training has come, and what it has made."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipeplan.runtime.checkpoints.descriptions import Progress
 from pipeplan.runtime.checkpoints.saving import TrainingState
@@ -18,7 +19,10 @@ from pipeplan.runtime.supervision.error_policy import in_collective
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.updating import Updater
 
-__all__ = ["SavedTraining"]
+__all__ = ["SavedTraining", "SchedulerFn"]
+
+SchedulerFn = Callable[[torch.optim.Optimizer], LRScheduler]
+"""From an optimizer to its learning-rate scheduler."""
 
 
 class SavedTraining:
@@ -33,7 +37,7 @@ class SavedTraining:
     _updater: Updater
     _watchdog: Watchdog
 
-    def _set_up_keeping(self, seed: int) -> None:
+    def _set_up_keeping(self, seed: int, scheduler_fn: SchedulerFn | None) -> None:
         self.num_steps = 0
         """Steps taken, those of a loaded checkpoint included. Accumulated batches are one step."""
         self.num_batches = 0
@@ -50,6 +54,12 @@ class SavedTraining:
                 replica=self.replica,
             )
         )
+
+        self.scheduler: LRScheduler | None = None
+        """The learning-rate scheduler of `scheduler_fn`; it steps after each update."""
+        if scheduler_fn is not None:
+            self.scheduler = scheduler_fn(self.optimizer)
+            self.track(scheduler=self.scheduler)
 
     def _count(self, num_rows: int, *, is_step: bool) -> None:
         self.num_steps += is_step

@@ -12,11 +12,11 @@ from pipeplan.pipeline import Block, Kind
 from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.neighbours import Arrival, StepExchange
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
-from pipeplan.runtime.tracing import CATEGORIES, WAIT, Event, block_name
+from pipeplan.runtime.tracing import BlockTimes, Times
 
 __all__ = ["StepBlocks"]
 
@@ -32,8 +32,8 @@ class StepBlocks:
     replica: Replica
     exchange: StepExchange
     device: torch.device
-    rows: tuple[tuple[int, ...], ...]
-    """The rows of the batch that this rank computes, by microbatch."""
+    rows: tuple[Sequence[int], ...]
+    """The rows of the batch that this rank computes, by microbatch; a range if possible."""
     call: tuple[tuple[Any, ...], dict[str, Any]]
     """The arguments of the model."""
     targets: Any
@@ -48,36 +48,36 @@ class StepBlocks:
     """Where the loss and the metrics are summed."""
     watchdog: Watchdog
     timing: DeviceTiming
-    events: list[Event]
+    times: list[Times]
     """Where it is noted when each block waited and ran."""
 
     def run(self, order: Sequence[Block]) -> None:
         """Run these blocks; blocks without rows on this rank are left out."""
         order = [block for block in order if self.rows[block.microbatch]]
         exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
+        has_marks, wait_s = self.timing.is_needed, clock()
         for block, following in zip_longest(order, order[1:]):
-            wait_s = clock()
             enter(State.WAITING, block)
             arrival = exchange.take(block)
             if following is not None:
                 exchange.post(following)
-            run_s = clock()
-            begun = self.timing.mark()
+            run_s, begun = clock(), self.timing.mark() if has_marks else None
             enter(State.COMPUTING, block)
             if block.kind is Kind.FORWARD:
                 self._run_forward(block.microbatch, arrival)
             else:
                 self._run_backward(block.microbatch, arrival, is_last=following is None)
             del arrival  # free this before the next block
+            end_s = clock()
             if begun is None:
-                self.events.append(Event(block_name(block), WAIT, wait_s, run_s))
-                self.events.append(Event(block_name(block), CATEGORIES[block.kind], run_s, clock()))
+                self.times.append(BlockTimes(block, wait_s, run_s, end_s))
             else:
                 self.timing.note(block, begun)
+            wait_s = end_s
         enter(State.WAITING, "for sends to be taken")
         exchange.finish()
         self.timing.follow(enter)
-        self.events.extend(self.timing.events())
+        self.times.extend(self.timing.times())
 
     def _run_forward(self, microbatch: int, arrival: Arrival) -> None:
         runner, rows, inputs = self.replica.runner, self.rows[microbatch], self.call
@@ -89,21 +89,25 @@ class StepBlocks:
             tensors, template = runner.forward(
                 *call, row_share=row_share, gradient_scale=self.gradient_scale
             )
-            self.stats[0] += runner.extra_loss
+            self._add_extra(runner.extra_loss)
             have_gradient = runner.have_gradient(tensors)
             self.exchange.send_output(microbatch, tensors, have_gradient, template)
             return
         targets, weight = None, float(len(rows))
         if self.targets is not None:
-            # Weigh targets where they are: on a GPU, the number would wait for the blocks before.
-            chosen = select_rows(self.targets, rows, None)
-            weight = self.loss.weight(chosen, len(rows))
+            if self.loss.weight_fn is not None:
+                # Weigh targets where they are: on a GPU, the number would wait for blocks before.
+                weight = self.loss.weight(select_rows(self.targets, rows, None), len(rows))
             targets = select_rows(self.targets, rows, self.device)
         share = weight / self.total_weight if self.total_weight else 0.0
         self.stats.add_(
             runner.forward_last(*call, targets, share, self.gradient_scale, row_share=row_share)
         )
-        self.stats[0] += runner.extra_loss
+        self._add_extra(runner.extra_loss)
+
+    def _add_extra(self, loss: torch.Tensor | None) -> None:
+        if loss is not None:
+            self.stats[0] += loss
 
     def _run_backward(self, microbatch: int, arrival: Arrival, *, is_last: bool) -> None:
         self.replica.reducer.begin_backward(is_last=is_last and self.reduces)

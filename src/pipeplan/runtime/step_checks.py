@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
 
-__all__ = ["require_frozen", "require_inputs"]
+__all__ = ["require_inputs", "require_same_model"]
 
 
 def require_inputs(
@@ -32,8 +33,14 @@ def require_inputs(
         )
 
 
-def require_frozen(frozen: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters that were frozen at the start and are not any more."""
+def require_same_model(frozen: Mapping[str, nn.Parameter], replica: Replica | None) -> None:
+    """Refuse to train if the model is not what it was at the start, or nothing has gradients."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeMismatchError(
+            "step: runs under torch.inference_mode, where nothing is trained; call it outside"
+        )
+    if replica is not None:
+        replica.module.require_same_layers()
     for name, parameter in frozen.items():
         if parameter.requires_grad:
             raise RuntimeMismatchError(

@@ -30,6 +30,15 @@ class StepResult:
     iteration_ms: float
     """How long it took on this rank."""
 
+    def __str__(self) -> str:
+        """One line for a log, such as "step 7  loss 2.345  rate 1.00e-04  norm 1.2  35 ms"."""
+        norm = f"  norm {self.gradient_norm:.3g}" if self.gradient_norm is not None else ""
+        metrics = "".join(f"  {name} {value:.4g}" for name, value in self.metrics.items())
+        return (
+            f"step {self.step}  loss {self.loss:.4g}{metrics}  rate {self.learning_rates[0]:.2e}"
+            f"{norm}  {self.iteration_ms:.0f} ms{'  skipped' if self.is_skipped else ''}"
+        )
+
 
 def make_result(pipeline: Any, loss: float, num_rows: int, *, is_update: bool) -> StepResult:
     """What a pipeline's last step has done."""

@@ -7,10 +7,11 @@ A process is a device. It has three tracks, all from the start of the step::
     waited          .   ..            for what a block needs, and for the all-reduce
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Block, Kind, Plan
@@ -24,7 +25,15 @@ from pipeplan.report.trace_events import (
     name_track,
 )
 
-__all__ = ["ALL_REDUCE", "CATEGORIES", "WAIT", "Event", "RankTrace", "block_name", "write_trace"]
+__all__ = [
+    "BlockTimes",
+    "Event",
+    "RankTrace",
+    "ReduceTimes",
+    "Times",
+    "events_of",
+    "write_trace",
+]
 
 MS_IN_S = 1e3
 TRACKS = ("predicted", "ran", "waited")
@@ -43,6 +52,23 @@ class Event:
     end_s: float
 
 
+class BlockTimes(NamedTuple):
+    """When a block waited and ran; cheaper to make than its events."""
+
+    block: Block
+    wait_s: float
+    run_s: float
+    end_s: float
+
+    def events(self) -> tuple[Event, Event]:
+        """Its waiting and its running."""
+        name = block_name(self.block)
+        return (
+            Event(name, WAIT, self.wait_s, self.run_s),
+            Event(name, CATEGORIES[self.block.kind], self.run_s, self.end_s),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
     """One rank's events; all ranks' clocks showed `zero_s` at one moment."""
@@ -55,6 +81,25 @@ class RankTrace:
     start_s: float
     """When the step began."""
     events: tuple[Event, ...]
+
+
+class ReduceTimes(NamedTuple):
+    """When the gradients of a step were summed."""
+
+    start_s: float
+    end_s: float
+
+    def events(self) -> tuple[Event]:
+        """The all-reduce."""
+        return (Event(ALL_REDUCE, ALL_REDUCE, self.start_s, self.end_s),)
+
+
+Times = BlockTimes | ReduceTimes
+
+
+def events_of(times: Iterable[Times]) -> tuple[Event, ...]:
+    """The events of a step."""
+    return tuple(chain.from_iterable(each.events() for each in times))
 
 
 def block_name(block: Block) -> str:

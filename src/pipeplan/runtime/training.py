@@ -23,24 +23,26 @@ from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
+from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import make_transport
-from pipeplan.runtime.execution import Function, LossTerms
+from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
     ParameterGroups,
     ParamGroupsFn,
     make_optimizer,
     plan_groups,
+    require_separate_updates,
 )
 from pipeplan.runtime.parameters import find_loss_module, first_names, share_statistics
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings, set_up_replica
-from pipeplan.runtime.saved_training import SavedTraining
+from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.runtime.step_blocks import StepBlocks
-from pipeplan.runtime.step_checks import require_frozen, require_inputs
+from pipeplan.runtime.step_checks import require_inputs, require_same_model
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.error_policy import (
@@ -49,14 +51,12 @@ from pipeplan.runtime.supervision.error_policy import (
     in_set_up,
     in_step,
 )
-from pipeplan.runtime.supervision.meeting import meeting_ranks, open_store
-from pipeplan.runtime.supervision.run_agreement import agree_on_run
+from pipeplan.runtime.supervision.meeting import confirm, meet
 from pipeplan.runtime.supervision.status_board import State
-from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
-from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
+from pipeplan.runtime.supervision.watchdog import WatchdogOptions
+from pipeplan.runtime.tracing import RankTrace, ReduceTimes, Times, events_of, write_trace
 from pipeplan.runtime.updating import Updater
 from pipeplan.runtime.verification.first_step import FirstStep
-from pipeplan.runtime.verification.nan_note import NanNote
 from pipeplan.runtime.verification.verdict import can_verify
 
 __all__ = ["Pipeline"]
@@ -93,6 +93,8 @@ class Pipeline(SavedTraining):
         on_nan: what happens to a step whose loss is not finite: "report" warns, "skip" leaves the
             model as it is, "raise" raises `NonFiniteLossError` on every rank.
         on_step: is called with a `StepResult` after each step, on every rank.
+        scheduler_fn: from the optimizer to a learning-rate scheduler, which steps after each update
+            and is saved.
         verify: "first-step" compares each stage with the whole model before anything is trained, on
             a few rows of the first batch. Until then, the first replica of each stage keeps the
             whole model. "off" leaves that out.
@@ -124,6 +126,7 @@ class Pipeline(SavedTraining):
         watchdog: WatchdogOptions | None = None,
         on_nan: str = "report",
         on_step: Callable[[StepResult], None] | None = None,
+        scheduler_fn: SchedulerFn | None = None,
         verify: str = "first-step",
     ) -> None:
         if not dist.is_initialized():
@@ -147,11 +150,17 @@ class Pipeline(SavedTraining):
         self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        self._join(device_name, real_hosts, watchdog, compares_batches=compare_batches)
+        if "nccl" in str(dist.get_backend()):
+            set_cuda_device()  # before the first collective, which would use the first GPU
+        meeting = meet(watchdog or WatchdogOptions())
+        self._watchdog = meeting.watchdog
         with in_set_up(self._watchdog):
+            confirm(meeting.gathering)
+            self._take_place(device_name, real_hosts, compares_batches=compare_batches)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             self._set_up_stage(model, settings)
             self._set_up_training(optimizer_fn, groups, settings)
+            self._set_up_keeping(seed, scheduler_fn)
             dist.barrier()
         self._zero_s = self._start_s = time.perf_counter()
 
@@ -161,29 +170,8 @@ class Pipeline(SavedTraining):
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
         self._batch_rows = 0
-        self._events: list[Event] = []
-        self._nan_note = NanNote()
+        self._times: list[Times] = []
         self._frozen: dict[str, nn.Parameter] = {}
-
-    def _join(
-        self,
-        device_name: str | None,
-        real_hosts: Mapping[str, str] | None,
-        watchdog: WatchdogOptions | None,
-        *,
-        compares_batches: bool,
-    ) -> None:
-        """Meet the other ranks, take a place in the plan, and watch over each other from now on."""
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
-        options = watchdog or WatchdogOptions()
-        with meeting_ranks(options):
-            run = agree_on_run()
-            self._take_place(device_name, real_hosts, compares_batches=compares_batches)
-        names = self._placement.rank_names(dist.get_world_size())
-        self._watchdog = Watchdog(
-            open_store(run.name), self.rank, names, options, key=run.key, processes=run.processes
-        )
 
     def _take_place(
         self,
@@ -194,9 +182,11 @@ class Pipeline(SavedTraining):
     ) -> None:
         """Find out which device of the plan this rank is."""
         self._placement = find_placement(self.plan, device_name, real_hosts)
+        self._watchdog.name_ranks(self._placement.rank_names(dist.get_world_size()))
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
         """-1 for a rank that the plan does not use."""
         self._is_last = self.stage == self.plan.num_stages - 1
+        self._order = tuple(self.plan.schedule[self.stage]) if self.stage >= 0 else ()
         self._router = RowRouter(self.plan, self._placement.ranks, self.stage, self.replica)
         self._agreement = BatchAgreement(
             self.rank,
@@ -209,6 +199,7 @@ class Pipeline(SavedTraining):
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
         self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
+        self._sum = make_sum(self._transport, placement.ranks)
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
@@ -228,13 +219,13 @@ class Pipeline(SavedTraining):
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         self.optimizer = make_optimizer(optimizer_fn, named, groups)
+        require_separate_updates(self.optimizer, num_stages=self.plan.num_stages)
         """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
         schedulers are alike everywhere."""
         self._updater.take_up(self.optimizer, replica)
         self._first_step = FirstStep(
             self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
         )
-        self._set_up_keeping(settings.seed)
 
     # ------------------------------------------------------------------ the step
 
@@ -252,6 +243,8 @@ class Pipeline(SavedTraining):
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._batch_rows, is_update=update))
+        if self.scheduler is not None and update:
+            self.scheduler.step()
         return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
@@ -272,18 +265,17 @@ class Pipeline(SavedTraining):
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
             with replica.runner.sharing_casts():
-                blocks.run(self.plan.schedule[self.stage])
+                blocks.run(self._order)
         if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
-            self._events.append(Event(ALL_REDUCE, ALL_REDUCE, reduce_s, time.perf_counter()))
+            self._times.append(ReduceTimes(reduce_s, time.perf_counter()))
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         weighs = self._is_last and self.replica == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
-        self._updater.update(stats, weight, applies=update)
-        loss = self._take_stats(stats)
+        loss = self._take_sums(self._updater.update(stats, weight, self._sum, applies=update))
         self._transport.synchronize()
         self._count(self._batch_rows, is_step=update)
         self.iteration_ms = (time.perf_counter() - self._start_s) * 1e3
@@ -295,12 +287,11 @@ class Pipeline(SavedTraining):
             replica = blocks.replica
             share_statistics(replica.module.model, replica.group, replica.ranks)
             with replica.runner.evaluating():
-                order = self.plan.schedule[self.stage]
-                blocks.run([block for block in order if block.kind is Kind.FORWARD])
+                blocks.run([block for block in self._order if block.kind is Kind.FORWARD])
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
-        dist.all_reduce(stats)
-        return self._take_stats(stats)
+        self._sum.start(stats)
+        return self._take_sums(self._sum.finish())
 
     def _begin(
         self, batch: Any, targets: Any, mode: Mode
@@ -309,11 +300,11 @@ class Pipeline(SavedTraining):
         self._watchdog.enter(State.WAITING, "for the start of the step")
         require_inputs(self.rank, self.stage, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
-            require_frozen(self._frozen)
+            require_same_model(self._frozen, self._replica)
         agreed = self._agreement.agree(batch, targets, mode, self.num_batches, self._transport)
-        self._first_step.verify(batch, targets, agreed.rows, self._watchdog)
-        self._watchdog.batch_key = agreed.key
-        self._batch_rows, self._events = agreed.rows, []
+        self._first_step.verify(batch, targets, agreed.rows, self.num_batches, self._watchdog)
+        self._watchdog.note_batch(agreed.key)
+        self._batch_rows, self._times = agreed.rows, []
         stats = torch.zeros(
             1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
         )
@@ -338,7 +329,7 @@ class Pipeline(SavedTraining):
             replica=replica,
             exchange=replica.exchange.begin(routing, agreed.key),
             device=self._transport.device,
-            rows=routing.rows,
+            rows=routing.ranges,
             num_rows=rows,
             call=call,
             targets=targets,
@@ -348,15 +339,14 @@ class Pipeline(SavedTraining):
             stats=stats,
             watchdog=self._watchdog,
             timing=DeviceTiming(self._transport.streams),
-            events=self._events,
+            times=self._times,
         )
 
-    def _take_stats(self, stats: torch.Tensor) -> float:
-        loss, *numbers = stats.tolist()
-        if self._is_last and not self.replica and self._replica is not None:
-            self._nan_note.look(loss, self.num_steps, self._replica.module)
+    def _take_sums(self, sums: list[float]) -> float:
+        """The loss, of the sums over all ranks."""
+        loss, *numbers = sums
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
-        return float(loss)
+        return loss
 
     # ------------------------------------------------------------------ the rest
 
@@ -371,7 +361,7 @@ class Pipeline(SavedTraining):
             replica=self.replica,
             zero_s=self._zero_s,
             start_s=self._start_s,
-            events=tuple(self._events),
+            events=events_of(self._times),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         with in_collective(self._watchdog, "write_trace"):
@@ -392,6 +382,6 @@ class Pipeline(SavedTraining):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, CheckpointError | NonFiniteLossError):
             self._watchdog.report(error, is_mismatch=True)  # all ranks raise it, each by itself
-        elif error is not None:
+        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
             blame_for_error(self._watchdog, error)
         self.close()

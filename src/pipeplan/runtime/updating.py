@@ -15,8 +15,10 @@ from torch import nn
 
 from pipeplan.errors import NonFiniteLossError, RuntimeMismatchError
 from pipeplan.runtime.accumulation import Accumulation
+from pipeplan.runtime.exchange.rank_tree import NumberSum
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["OnNan", "Updater"]
 
@@ -54,6 +56,8 @@ class Updater:
         """Whether a batch since the last update had a loss that is not finite."""
         self._was_finite = True
         self._problem: str | None = None
+        self._kept: list[tuple[int, int]] | None = None
+        """The gradients that wait for more batches."""
 
     def take_up(self, optimizer: torch.optim.Optimizer, replica: Replica | None) -> None:
         """Work for this rank; its replica is None if the plan does not use it."""
@@ -63,44 +67,57 @@ class Updater:
             self.norm_parameters = replica.norm_parameters
 
     def gradient_scale(self, weight: float) -> float:
-        """What the last stage multiplies the gradient of a batch's mean loss by."""
+        """What the last stage multiplies the gradient of a batch's mean loss by.
+
+        Raises:
+            RuntimeMismatchError: gradients that are kept have changed meanwhile.
+        """
+        if self._kept is not None and self._kept != self._mark_gradients():
+            raise RuntimeMismatchError(
+                "gradients: were cleared or changed between batches of one update (by zero_grad?);"
+                " leave them alone until a step with update=True"
+            )
         return self.scaler.scale * self.accumulation.factor(weight)
 
-    def update(self, stats: torch.Tensor, weight: float, *, applies: bool) -> None:
-        """Sum the loss and metrics over ranks, clip, and step the optimizer.
+    def update(
+        self, stats: torch.Tensor, weight: float, summing: NumberSum, *, applies: bool
+    ) -> list[float]:
+        """Clip, step the optimizer, and return the loss and metrics of all ranks.
 
         Args:
-            stats: the loss and metrics of this rank; afterwards of all ranks.
+            stats: the loss and metrics of this rank.
             weight: the batch's weight on one rank, 0 on all others.
-            applies: whether the optimizer steps, or gradients are kept for the next step.
+            summing: sums numbers over all ranks.
+            applies: whether the optimizer steps, or gradients are kept for the next step. All
+                ranks have agreed on it (`batch_agreement`).
         """
         needs_sums, needs_norm = self._needs_sums(), self._needs_norm()
-        own = stats.new_zeros(3)
-        own[0], own[1] = weight, float(applies)
-        if applies and needs_norm:
-            own[2] = self._sum_squares(stats)
-        joined = torch.cat([stats, own])
-        work = dist.all_reduce(joined, async_op=True)
+        squares = self._sum_squares(stats) if applies and needs_norm else 0.0
+        summing.start(_with_numbers(stats, weight, squares))
         if applies and not needs_sums:
             self._step()  # while the sums are under way
-        if work is not None:
-            work.wait()
-        stats.copy_(joined[:-3])
-        total_weight, num_applying, squares = joined[-3:].tolist()
-        _require_agreement(num_applying)
-        self._note_loss(float(stats[0]))
+        *summed, total_weight, squares = summing.finish()
+        self._note_loss(summed[0])
         self.accumulation.add(total_weight)
         self.gradient_norm, self.is_skipped = None, False
-        if not applies:
-            return
-        if needs_sums:
-            self._step_by(math.sqrt(squares) if needs_norm else None)
-        self.reset()
+        if applies:
+            if needs_sums:
+                self._step_by(math.sqrt(squares) if needs_norm else None)
+            self.reset()
+        else:
+            self._kept = self._mark_gradients()
+        return summed
 
     def reset(self) -> None:
         """Forget the batches since the last update."""
         self.accumulation.reset()
         self._has_nan = False
+        self._kept = None
+
+    def _mark_gradients(self) -> list[tuple[int, int]]:
+        """Which tensors the gradients are, and how often they were changed."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        return [(id(grad), count_changes(grad)) for grad in gradients if grad is not None]
 
     def tell(self, step: int) -> None:
         """Say what was wrong with the step that has just ended.
@@ -132,7 +149,10 @@ class Updater:
         total = stats.new_zeros(())
         for parameter in self.norm_parameters:
             if parameter.grad is not None:
-                for piece in torch.split(parameter.grad.detach().flatten(), CHUNK):
+                gradient = parameter.grad.detach()
+                if gradient.is_complex():
+                    gradient = torch.view_as_real(gradient)
+                for piece in torch.split(gradient.flatten(), CHUNK):
                     total += piece.double().square().sum()
         return total
 
@@ -182,10 +202,9 @@ class Updater:
             self.optimizer.step()
 
 
-def _require_agreement(num_applying: float) -> None:
-    """Refuse ranks that disagree on whether this step updates the model."""
-    num_ranks = dist.get_world_size()
-    if num_applying not in (0, num_ranks):
-        raise RuntimeMismatchError(
-            f"update: is True on {num_applying:.0f} of {num_ranks} ranks; give all the same"
-        )
+def _with_numbers(stats: torch.Tensor, *numbers: torch.Tensor | float) -> torch.Tensor:
+    """These numbers behind the others, where the others are."""
+    if stats.device.type == "cpu":
+        return torch.tensor([*stats.tolist(), *map(float, numbers)], dtype=stats.dtype)
+    own = [torch.as_tensor(number, dtype=stats.dtype, device=stats.device) for number in numbers]
+    return torch.cat([stats, torch.stack(own)])

@@ -3,8 +3,9 @@
 Running a plan and profiling a model use the same rules. So names and cuts mean the same in both.
 """
 
+from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, lay_out
-from pipeplan.splitting.stage_modules import StageModule, cut, holders
+from pipeplan.splitting.stage_modules import StageModule, cut
 from pipeplan.splitting.timing import profile_layers
 
 __all__ = [

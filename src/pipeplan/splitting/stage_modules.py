@@ -8,13 +8,13 @@ positions, residual streams) needs no rewriting::
                                       |           |
                        returns what arrived      its output leaves the forward
 
-On later stages, modules before the list are outlined: they return NaN of the right shape, at no
-cost, because the model's forward may ask for that shape. Skipped layers do the same. Modules
-without parameters stay on all stages: their outputs (masks, rotary tensors) are computed again.
+On later stages, modules before the list are outlined: they return tensors of the right shape but
+without values, because the model's forward may ask for that shape. Skipped layers do the same.
+Modules without parameters stay on all stages: their outputs (masks, rotary tensors) are computed
+again.
 
-Only what a layer returns crosses a cut. A model that carries more computes with NaN. The runtime
-compares each stage with the whole model before it trains. Where it cannot, `stand_in_check` looks
-for such values.
+Only what a layer returns crosses a cut. A model that carries more is refused, in whatever step it
+does so: its output would have no values. See `placeholders`.
 
 The parameters of other stages can be kept aside until then, and `whole` puts all back for a while.
 """
@@ -22,7 +22,7 @@ The parameters of other stages can be kept aside until then, and `whole` puts al
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,38 +33,17 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
-from pipeplan.splitting.stand_in_check import StandInCheck
+from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["StageModule", "cut", "holders"]
+__all__ = ["StageModule", "cut"]
 
 CHAIN_NOTE = (
     "pipeplan: layers named one by one are a chain, each called with what the one before returns"
     " and with inputs of its arguments' names; a model that does more between its layers is cut"
     f" inside its layer list only: name {BEFORE!r}, the list's layers and {BEHIND!r}"
 )
-
-
-def holders(model: nn.Module, layout: Layout, stages: Sequence[range]) -> dict[str, set[int]]:
-    """For every parameter, by name, the stages that hold it.
-
-    A tensor with two names (tied weights) appears under both; both list the stages of both.
-    """
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
-    atoms_of_stage = [layout.atoms_in(layers) for layers in stages]
-    found: dict[str, set[int]] = {}
-    for names in names_of.values():
-        stages_of = {
-            stage
-            for stage, atoms in enumerate(atoms_of_stage)
-            for name in names
-            if _is_held(model, layout, atoms, name)
-        }
-        found.update(dict.fromkeys(names, stages_of))
-    return found
 
 
 def cut(
@@ -74,23 +53,25 @@ def cut(
     *,
     drop: bool = True,
     keep_whole: bool = False,
-    probes: bool = True,
 ) -> "StageModule":
     """The stage of `model` that runs these layers. This changes the model: the rest is dropped.
 
     Without `drop`, a model without a layer list stays whole. With `keep_whole`, the rest is kept
-    aside until `forget_rest`. Without `probes`, the stage does not look for values of other stages
-    in its first microbatch: the caller compares it with the whole model.
+    aside until `forget_rest`.
     """
     atoms = layout.atoms_in(layers)
     stage: StageModule
     if layout.kind is LayoutKind.LAYER_LIST:
-        stage = _ListStage(model, layout, atoms, probes=probes)
+        stage = _ListStage(model, layout, atoms)
     else:
         stage = _ChainStage(model, layout, atoms, drop=drop)
     if not keep_whole:
         stage.forget_rest()
     return stage
+
+
+COLLECTING_OPTIONS = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""Options of Hugging Face's models that collect something of each layer."""
 
 
 class StageModule:
@@ -112,12 +93,6 @@ class StageModule:
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
-
-    @property
-    def uses_placeholders(self) -> bool:
-        """Whether NaN stands for values of other stages."""
-        is_list = self.layout.kind is LayoutKind.LAYER_LIST
-        return is_list and not (self.is_first and self.is_last)
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of these layers; `carried` is the output of the layers before."""
@@ -142,6 +117,9 @@ class StageModule:
             for name, module in self._attached.items():
                 self.model.add_module(name, module)
 
+    def require_same_layers(self) -> None:
+        """Refuse layers that were put into the model after it was cut."""
+
     def attach(self, name: str, module: nn.Module) -> None:
         """Count a module's parameters as the stage's; the stage does not call it."""
         self._attached[name] = module
@@ -161,20 +139,6 @@ class StageModule:
         self.rest.take([original for _, original, _ in self._replaced], held)
 
 
-def _is_held(model: nn.Module, layout: Layout, atoms: range, parameter_name: str) -> bool:
-    for atom in atoms:
-        if parameter_name.startswith(f"{layout.atoms[atom]}."):
-            return True
-    if layout.kind is not LayoutKind.LAYER_LIST:
-        return False
-    if parameter_name.startswith(f"{layout.list_name}."):
-        return False
-    for name, side in find_sides(model, layout.list_name).items():
-        if parameter_name.startswith(f"{name}."):
-            return (0 if side == BEFORE else len(layout.atoms) - 1) in atoms
-    return True  # a parameter of the model itself: all stages hold it
-
-
 class _ChainStage(StageModule):
     """Modules called one after another."""
 
@@ -188,6 +152,16 @@ class _ChainStage(StageModule):
             if drop and index not in atoms:
                 self._replace(name, Absent(name, model.get_submodule(name)))
         self._set_rest_aside()
+
+    def require_same_layers(self) -> None:
+        """Refuse layers that were put into the model after it was cut."""
+        for atom, module in zip(self.atoms, self._calls, strict=True):
+            name = self.layout.atoms[atom]
+            if self.model.get_submodule(name) is not module:
+                raise RuntimeMismatchError(
+                    f"model: its layer {printable(name)!r} was replaced after the pipeline was"
+                    " made; change the model before that, or make a new Pipeline"
+                )
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for index, (module, names) in enumerate(zip(self._calls, self._keywords, strict=True)):
@@ -216,7 +190,7 @@ class _ListStage(StageModule):
 
     needs_inputs = True
 
-    def __init__(self, model: nn.Module, layout: Layout, atoms: range, *, probes: bool) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
         super().__init__(model, layout, atoms)
         self._arrived: Any = None
         self._has_entered = True
@@ -227,8 +201,6 @@ class _ListStage(StageModule):
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # only generation needs a cache
         self._state = ForwardState()
-        is_needed = probes and not (self.is_first and self.is_last)
-        self._check = StandInCheck(model, self._state, self.layers_text, is_needed=is_needed)
         self._replace_sides(layout, 0 in atoms, len(layout.atoms) - 1 in atoms)
         for atom in range(1, len(layout.atoms) - 1):
             if atom not in atoms:
@@ -261,11 +233,7 @@ class _ListStage(StageModule):
                 self._replace(name, Absent(name, module, self._leave_if_done))
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._check.is_due:
-            return self._check.run(self._run, carried, args, kwargs)
-        return self._run(carried, args, kwargs)
-
-    def _run(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._require_own_outputs(kwargs)
         self._arrived, self._state.inside_list = carried, False
         self._has_entered, self._is_running, self._leaving = self.is_first, True, None
         try:
@@ -287,7 +255,22 @@ class _ListStage(StageModule):
                 " the stage before sends is not used; a layer that is left out at random has to"
                 " decide so inside its own forward"
             )
+        if has_placeholder(output):
+            remedy = "; a loss that layers return is added by pipeplan.runtime.add_loss"
+            raise RuntimeMismatchError(
+                f"layers {self.layers_text}: {CARRIED_PAST}{remedy if self.is_last else ''}"
+            )
         return output
+
+    def _require_own_outputs(self, kwargs: dict[str, Any]) -> None:
+        """Refuse options by which a model collects something of each of its layers."""
+        config = getattr(self.model, "config", None)
+        for name in COLLECTING_OPTIONS if not (self.is_first and self.is_last) else ():
+            if kwargs.get(name) or getattr(config, name, False):
+                raise RuntimeMismatchError(
+                    f"model: {name} collects something of each layer, but a stage has only its"
+                    " own; set it to False (routers may call pipeplan.runtime.add_loss in a hook)"
+                )
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state.inside_list = self._has_entered = True
@@ -296,7 +279,7 @@ class _ListStage(StageModule):
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Placeholders in the shape of what arrived; the last skipped layer uses `_enter`."""
         self._state.inside_list = True
-        return map_tensors(self._arrived, lambda like: self._state.placeholder(like, like.device))
+        return map_tensors(self._arrived, lambda like: Placeholder.like(like, like.device))
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._leave_if_done()

@@ -9,10 +9,8 @@
 Each passes on attributes of the original, because models ask for them (`self.embed.weight.dtype`).
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -21,35 +19,17 @@ from torch.func import functional_call
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.nesting import map_tensors, take_tensors
+from pipeplan.splitting.placeholders import Placeholder
 
-__all__ = ["Absent", "Fill", "ForwardState", "Outline", "SetAside", "Skip", "StandIn"]
-
-
-class Fill(Enum):
-    """The values of placeholder tensors; the output of a stage must not depend on them."""
-
-    NAN = auto()
-    ZERO = auto()
-    RANDOM = auto()
+__all__ = ["Absent", "ForwardState", "Outline", "SetAside", "Skip", "StandIn"]
 
 
 @dataclass(slots=True)
 class ForwardState:
     """What the stand-ins of one stage share during a forward."""
 
-    fill: Fill = Fill.NAN
     inside_list: bool = False
     """Whether the forward has reached the layer list."""
-
-    def placeholder(self, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A tensor of that shape and type; it takes no memory unless it is random."""
-        if self.fill is Fill.RANDOM:
-            generator = torch.Generator().manual_seed(like.numel())
-            values = torch.randn(like.shape, generator=generator)
-            made = values if like.is_floating_point() else values > 0
-            return made.to(device, like.dtype)
-        value = math.nan if self.fill is Fill.NAN and like.is_floating_point() else 0
-        return torch.full((), value, dtype=like.dtype, device=device).expand(like.shape)
 
 
 class StandIn(nn.Module):
@@ -72,7 +52,7 @@ class StandIn(nn.Module):
             value = getattr(self.__dict__["_original"][0], name)
             if isinstance(value, torch.Tensor) and value.is_meta:
                 # The model uses this weight directly.
-                return self.__dict__["_state"].placeholder(value, self.device)
+                return Placeholder.like(value, self.device)
             return value
 
 
@@ -195,7 +175,7 @@ class Outline(StandIn):
                 output_of[key] = functional_call(
                     original, _on_meta(original), meta_args, meta_kwargs
                 )
-        return map_tensors(output_of[key], lambda like: state.placeholder(like, self.device))
+        return map_tensors(output_of[key], lambda like: Placeholder.like(like, self.device))
 
 
 def _on_meta(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -74,6 +74,9 @@ class Incumbent:
     def offer_found(self, placed: _core.PlacedPlan, rule: int, iteration_ms: float) -> None:
         """Consider what local search found, with the rule and the time that it found."""
         stages = placed_stages(placed, self.instance)
+        if self.cost.contention:  # local search only knows the least times of transfers
+            self.offer(stages)
+            return
         self._pool[stages] = min(iteration_ms, self._pool.get(stages, np.inf))
         self._keep(stages, PORTFOLIO[rule], iteration_ms)
 

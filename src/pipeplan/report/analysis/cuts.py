@@ -1,12 +1,22 @@
-"""Why a cut is where it is: what it costs there, and what it would cost one layer beside it."""
+"""Why a cut is where it is: what it costs there, and what it would cost one layer beside it.
 
+Where the plan would be faster with a neighbouring cut, in the same order of blocks and within the
+devices' memory, the reason says so.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import Stage
+from pipeplan.errors import PlanFileError
+from pipeplan.pipeline import Stage, most_in_flight
 from pipeplan.report.units import humanise_bytes
+from pipeplan.simulator import Codes, run_schedule
 
-__all__ = ["Cut", "CutChoice", "find_cut"]
+__all__ = ["Cut", "CutChoice", "find_cut", "shifted_ms"]
+
+LEAST_GAIN = 1e-4
+"""A smaller gain is not worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +27,8 @@ class CutChoice:
     """Both directions, one microbatch."""
     busiest_ms: float
     """In one iteration: the busier of the two stages, or the link if that is busier still."""
+    iteration_ms: float | None = None
+    """Of the whole plan with this cut; None where it was not tried or does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,9 @@ class Cut:
         beside = [choice for choice in (self.earlier, self.later) if choice]
         if not beside:
             return "the only place"
+        better = self.better
+        if better:
+            return better
         fewest = all(self.here.bytes_across <= c.bytes_across for c in beside) and any(
             self.here.bytes_across < c.bytes_across for c in beside
         )
@@ -44,6 +59,20 @@ class Cut:
         if balanced:
             return "best balance"
         return "fewest bytes nearby" if fewest else "serves the plan as a whole"
+
+    @property
+    def better(self) -> str:
+        """That a neighbouring cut would make the plan faster; empty where none would."""
+        here_ms = self.here.iteration_ms
+        gains = [
+            (1 - choice.iteration_ms / here_ms, where)
+            for where, choice in (("earlier", self.earlier), ("later", self.later))
+            if choice and choice.iteration_ms is not None and here_ms
+        ]
+        gain, where = max(gains, default=(0.0, ""))
+        if gain < LEAST_GAIN:
+            return ""
+        return f"a layer {where} would be better: the iteration {100 * gain:.2g} % shorter"
 
     @property
     def evidence(self) -> str:
@@ -60,12 +89,47 @@ class Cut:
         return "; ".join(parts)
 
 
-def find_cut(cost: CostModel, stage: Stage, behind: Stage, microbatches: int) -> Cut:
-    """The cut between two neighbouring stages."""
+def shifted_ms(
+    cost: CostModel, stages: Sequence[Stage], codes: Codes, index: int, at: int
+) -> float | None:
+    """The iteration with the cut behind stage `index` in front of layer `at`; None if it is none.
+
+    The order of blocks stays. A shift that needs more memory than a device has does not count.
+    """
+    stage, behind = stages[index], stages[index + 1]
+    shifted = (
+        replace(stage, layers=range(stage.layers.start, at)),
+        replace(behind, layers=range(at, behind.layers.stop)),
+    )
+    for moved, order in zip(shifted, codes[index : index + 2], strict=True):
+        needs_gb = cost.memory_gb(moved, most_in_flight(order))
+        for device, need_gb in zip(moved.devices, needs_gb, strict=True):
+            limit_gb = cost.cluster.devices[device].memory_gb
+            if limit_gb is not None and need_gb > limit_gb:
+                return None
+    try:
+        costs = cost.pipeline_costs([*stages[:index], *shifted, *stages[index + 2 :]])
+    except PlanFileError:
+        return None
+    return run_schedule(costs, codes).iteration_ms
+
+
+def find_cut(
+    cost: CostModel,
+    stage: Stage,
+    behind: Stage,
+    microbatches: int,
+    iteration_ms: Callable[[int], float | None] = lambda _: None,
+) -> Cut:
+    """The cut between two neighbouring stages.
+
+    `iteration_ms` says how long the whole plan takes with the cut in front of a layer.
+    """
     at = stage.layers.stop
 
     def choice(layer: int) -> CutChoice:
-        return _choice(cost, stage, behind, microbatches, layer)
+        made = _choice(cost, stage, behind, microbatches, layer)
+        return replace(made, iteration_ms=iteration_ms(layer))
 
     return Cut(
         here=choice(at),

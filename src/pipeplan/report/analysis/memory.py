@@ -6,15 +6,31 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cluster import Cluster
-from pipeplan.cost import CostModel, Floats
+from pipeplan.cost import BYTES_IN_GB, CostModel, Floats
 from pipeplan.pipeline import Stage
 from pipeplan.report.analysis.items import FORWARD, Items
 from pipeplan.simulator import Codes
 
-__all__ = ["NeededMemory", "StageMemory", "stage_memory"]
+__all__ = ["MemoryParts", "NeededMemory", "StageMemory", "stage_memory"]
 
 ROUNDING = 1 + 1e-9
 """Memory that differs by less than this factor is equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """What the peak of one device consists of."""
+
+    parameters_gb: float
+    gradients_gb: float
+    optimizer_gb: float
+    activations_gb: float
+    """Of all microbatches in flight; with recomputation their inputs, and one recomputed."""
+
+    @property
+    def total_gb(self) -> float:
+        """The peak."""
+        return self.parameters_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +60,8 @@ class StageMemory:
     per_microbatch_gb: tuple[float, ...]
     peak_gb: tuple[float, ...]
     limit_gb: tuple[float | None, ...]
+    parts: tuple[MemoryParts, ...]
+    """For each device of the stage what its peak consists of."""
 
     @cached_property
     def most_in_flight(self) -> int:
@@ -70,12 +88,27 @@ def stage_memory(
     times_ms = np.where(is_forward, items.start_ms_N[mine], items.end_ms_N[mine])
     in_flight = np.cumsum(np.where(is_forward, 1, -1), dtype=np.int32)
     base, one = cost.memory_gb(stage, 0), cost.memory_gb(stage, 1)
+    peak_gb = cost.memory_gb(stage, int(in_flight.max()))
     return StageMemory(
         times_ms=np.concatenate([[0.0], times_ms]),
         in_flight=np.concatenate([np.zeros(1, dtype=np.int32), in_flight]),
         devices=stage.devices,
         base_gb=tuple(base),
         per_microbatch_gb=tuple(b - a for a, b in zip(base, one, strict=True)),
-        peak_gb=tuple(cost.memory_gb(stage, int(in_flight.max()))),
+        peak_gb=tuple(peak_gb),
         limit_gb=tuple(cluster.devices[device].memory_gb for device in stage.devices),
+        parts=tuple(_parts(cost, stage, peak) for peak in peak_gb),
+    )
+
+
+def _parts(cost: CostModel, stage: Stage, peak_gb: float) -> MemoryParts:
+    """The peak in parts: beside each parameter byte one of gradient, then the optimizer."""
+    layers = slice(stage.layers.start, stage.layers.stop)
+    parameters_gb = float(cost.parameter_bytes_L[layers].sum()) / BYTES_IN_GB
+    ratio = cost.model.optimizer_bytes_per_parameter_byte
+    return MemoryParts(
+        parameters_gb=parameters_gb,
+        gradients_gb=parameters_gb * min(ratio, 1.0),
+        optimizer_gb=parameters_gb * max(ratio - 1.0, 0.0),
+        activations_gb=max(peak_gb - parameters_gb * (1 + ratio), 0.0),
     )

@@ -8,7 +8,8 @@ from functools import cached_property
 from pipeplan.pipeline import Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
-from pipeplan.report.analysis.cuts import Cut, find_cut
+from pipeplan.report.analysis.bottleneck import Bottleneck, find_bottleneck
+from pipeplan.report.analysis.cuts import Cut, find_cut, shifted_ms
 from pipeplan.report.analysis.idle import (
     IdleTimes,
     Phase,
@@ -24,6 +25,9 @@ from pipeplan.report.analysis.waits import follow_back, waited_for
 from pipeplan.simulator import Codes
 
 __all__ = ["PlanAnalysis", "StageFigures", "analyse"]
+
+MAX_CUT_ITEMS = 4_000_000
+"""Items times stages; in a larger plan the cuts beside the plan's own are not simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +203,32 @@ class PlanAnalysis:
             all_reduce_ms=float(costs.all_reduce_ms_S[index]),
             utilisation=self.stage_shares[index].compute,
             shares=self.stage_shares[index],
-            cut=None
-            if is_last
-            else find_cut(
-                self.cost,
-                self.plan.stages[index],
-                self.plan.stages[index + 1],
-                self.plan.microbatches,
-            ),
+            cut=None if is_last else self._cut(index),
         )
+
+    def _cut(self, index: int) -> Cut:
+        stages = self.plan.stages
+
+        def iteration_ms(at: int) -> float | None:
+            if at == stages[index].layers.stop:
+                return self.iteration_ms
+            if len(self.items) * self.num_stages > MAX_CUT_ITEMS:
+                return None
+            return shifted_ms(self.cost, stages, self.run.order_SM2, index, at)
+
+        return find_cut(
+            self.cost, stages[index], stages[index + 1], self.plan.microbatches, iteration_ms
+        )
+
+    @cached_property
+    def bottleneck(self) -> Bottleneck:
+        """The busiest stage or link."""
+        return find_bottleneck(self.costs, self.shares, self.plan.microbatches, self.iteration_ms)
+
+    @cached_property
+    def has_speeds(self) -> bool:
+        """Whether the devices of the cluster differ in speed."""
+        return len({device.speed for device in self.plan.cluster.devices}) > 1
 
     # ---------------------------------------------------------------------------- links
 

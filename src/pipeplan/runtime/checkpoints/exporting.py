@@ -38,6 +38,8 @@ def export_checkpoint(path: Path, output: str | Path) -> Exported:
         CheckpointError: there is none, or it is damaged; no file is written then.
     """
     checkpoint = choose_checkpoint(path)
+    if checkpoint is None and not path.exists():
+        raise CheckpointError(f"{shown(path)}: does not exist; give the folder of checkpoints")
     if checkpoint is None:
         raise CheckpointError(f"{shown(path)}: holds no checkpoint")
     if Path(output).resolve().parent == checkpoint.resolve():

@@ -11,4 +11,5 @@
     joining       one message out of those of several replicas
     channels      one direction of one channel, during one step
     neighbours    all channels of one rank
+    rank_tree     a few numbers to and from all ranks
 """

@@ -20,7 +20,6 @@ stream waits for it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -34,24 +33,53 @@ from pipeplan.runtime.exchange.contents import (
     encode_header,
     read_header,
 )
-from pipeplan.runtime.exchange.forecasts import StepForecasts
+from pipeplan.runtime.exchange.forecasts import LaneForecasts
 from pipeplan.runtime.exchange.joining import Received, join, require_agreement
-from pipeplan.runtime.exchange.packing import fits_in_one, pack, packed_bytes, unpack
+from pipeplan.runtime.exchange.packing import Packing
 from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["Inbox", "Outbox"]
+__all__ = ["Inbox", "Lane", "Outbox"]
+
+NUM_PARTS = 4
+HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
+"""The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
+tensors, or filler, whose receives were posted before the header came."""
 
 
-class Part(IntEnum):
-    """The parts of a message. Those of one part arrive in the order in which they are sent."""
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One direction of a channel, as one rank uses it for batches of one size."""
 
-    HEADER = 0
-    TEXT = 1
-    AHEAD = 2
-    """Tensors, or filler, whose receives were posted before the header came."""
-    LATE = 3
+    channel: int
+    kind: Kind
+    runs_of: Sequence[Sequence[RowRun]]
+    """By microbatch, which rows the other ranks send or get."""
+    order: Sequence[int]
+    """The microbatches that have rows, in the order of the sender."""
+    position_of: dict[int, int]
+    """The position of each microbatch in this order."""
+    header_tags: tuple[int, ...]
+    """The tag of each microbatch's header."""
+
+    @classmethod
+    def of(
+        cls, channel: int, kind: Kind, runs_of: Sequence[Sequence[RowRun]], order: Sequence[int]
+    ) -> "Lane":
+        """The lane whose sender has this order of all microbatches."""
+        used = [microbatch for microbatch in order if runs_of[microbatch]]
+        position_of = {microbatch: position for position, microbatch in enumerate(used)}
+        tags = tuple(_tag(microbatch, HEADER, kind) for microbatch in range(len(runs_of)))
+        return cls(channel, kind, runs_of, used, position_of, tags)
+
+    def tag(self, microbatch: int, part: int) -> int:
+        """A number that tells apart what two ranks exchange in a step."""
+        return _tag(microbatch, part, self.kind)
+
+
+def _tag(microbatch: int, part: int, kind: Kind) -> int:
+    return 2 * (NUM_PARTS * microbatch + part) + (kind is Kind.BACKWARD)
 
 
 @dataclass(slots=True)
@@ -61,9 +89,11 @@ class _Incoming:
     run: RowRun
     ahead: Contents | None
     """What receives were posted for; None if only for the header."""
+    packing: Packing | None
+    """How header and tensors lie in the buffer; None if it holds the header only."""
+    memory: bytearray
+    """That of the buffer: Python reads a byte of it faster than torch does."""
     buffer: torch.Tensor
-    """The header; for a small message, the tensors as well."""
-    is_packed: bool
     header_work: dist.Work
     pieces: list[torch.Tensor] = field(default_factory=list)
     works: list[dist.Work] = field(default_factory=list)
@@ -77,23 +107,14 @@ class _Incoming:
 
 
 class Inbox:
-    """Receives what arrives over one channel in one direction during one step."""
+    """Receives what arrives over one lane during one step."""
 
     def __init__(
-        self,
-        transport: Transport,
-        channel: int,
-        kind: Kind,
-        runs_of: Sequence[Sequence[RowRun]],
-        order: Sequence[int],
-        receive_ahead: int,
-        forecasts: StepForecasts,
+        self, transport: Transport, lane: Lane, receive_ahead: int, forecasts: LaneForecasts
     ) -> None:
-        self._transport, self._channel, self._kind = transport, channel, kind
-        self._runs_of, self._forecasts = runs_of, forecasts
-        self._order = [microbatch for microbatch in order if runs_of[microbatch]]
-        self._position_of = {microbatch: i for i, microbatch in enumerate(self._order)}
-        self._receive_ahead = receive_ahead
+        self._transport, self._lane, self._forecasts = transport, lane, forecasts
+        self._order, self._position_of = lane.order, lane.position_of
+        self._num_ahead = 1 + receive_ahead
         self._num_posted = self._num_opened = 0
         self._parts_of: dict[int, list[_Incoming]] = {}
         self._joined_of: dict[int, list[torch.Tensor]] = {}
@@ -101,8 +122,8 @@ class Inbox:
 
     def post(self, microbatch: int) -> None:
         """Post all receives up to this microbatch, and a few more."""
-        stop = min(self._position_of[microbatch] + 1 + self._receive_ahead, len(self._order))
-        while self._num_posted < stop:
+        stop = self._position_of[microbatch] + self._num_ahead
+        while self._num_posted < stop and self._num_posted < len(self._order):
             self._post_one(self._order[self._num_posted])
             self._num_posted += 1
 
@@ -113,37 +134,39 @@ class Inbox:
         while self._num_opened <= self._position_of[microbatch]:
             self._open(self._order[self._num_opened])
             self._num_opened += 1
-        parts, joined = self._parts_of.pop(microbatch), self._joined_of.pop(microbatch, None)
-        for part in parts:
+        parts = self._parts_of.pop(microbatch)
+        if len(parts) == 1:
+            return self._take_part(parts[0])
+        received = [self._take_part(part) for part in parts]
+        return join(received, self._lane.kind, self._joined_of.pop(microbatch, None))
+
+    def _take_part(self, part: _Incoming) -> Received:
+        if part.works:
             for work in part.works:
                 work.wait()
-        received = []
-        for part in parts:
-            assert part.contents is not None  # it is open
             self._transport.take_over(part.pieces)
-            received.append(Received(part.contents, part.pieces, part.num_rows))
-        return join(received, self._kind, joined)
+        assert part.contents is not None  # it is open
+        return Received(part.contents, part.pieces, part.num_rows)
 
     def _post_one(self, microbatch: int) -> None:
         """Post receives for the headers, and for tensors that can be forecast."""
-        parts = []
-        for run in self._runs_of[microbatch]:
-            forecast = self._forecasts.get((self._kind, microbatch, run.rank))
-            ahead = None
+        parts, tag = [], self._lane.header_tags[microbatch]
+        has_separate = False
+        for run in self._lane.runs_of[microbatch]:
+            forecast = self._forecasts.get((microbatch, run.rank))
+            ahead = packing = None
             if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
-                ahead = forecast.contents
-            num_rows = run.stop - run.start
-            is_packed = ahead is not None and fits_in_one(ahead, num_rows)
-            size = HEADER_BYTES
-            if ahead is not None and is_packed:
-                size = packed_bytes(ahead, num_rows)
-            buffer = torch.empty(size, dtype=torch.uint8)
-            tag = _tag(microbatch, Part.HEADER, self._kind)
+                ahead, packing = forecast.contents, forecast.packing
+                has_separate = has_separate or packing is None
+            memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
+            dtype = torch.uint8 if packing is None else packing.dtype
+            buffer = torch.frombuffer(memory, dtype=dtype)
             work = self._transport.receive_header(buffer, run.rank, tag)
-            parts.append(_Incoming(run, ahead, buffer, is_packed, work))
+            parts.append(_Incoming(run, ahead, packing, memory, buffer, work))
         self._parts_of[microbatch] = parts
-        ahead_of = [(part, part.ahead) for part in parts if part.ahead and not part.is_packed]
-        self._receive(microbatch, ahead_of, Part.AHEAD, is_all=len(ahead_of) == len(parts))
+        if has_separate:
+            ahead_of = [(part, part.ahead) for part in parts if part.ahead and not part.packing]
+            self._receive(microbatch, ahead_of, AHEAD, is_all=len(ahead_of) == len(parts))
 
     def _open(self, microbatch: int) -> None:
         """Read the headers, and post receives for the tensors that have none yet."""
@@ -151,12 +174,15 @@ class Inbox:
         late = []
         for part in parts:
             part.header_work.wait()
+            if part.packing is not None and not part.memory[0]:
+                part.contents, part.pieces = part.ahead, part.packing.unpack(part.buffer)
+                continue
             contents = part.contents = self._read(microbatch, part)
             if part.ahead is None or not contents.has_layout_of(part.ahead):
                 late.append((part, contents))
-            elif part.is_packed:
-                part.pieces = unpack(part.buffer, contents, part.num_rows)
-        if len(parts) > 1 and self._kind is Kind.FORWARD:
+            elif part.packing is not None:  # only plain values differ
+                part.pieces = part.packing.unpack(part.buffer)
+        if len(parts) > 1 and self._lane.kind is Kind.FORWARD:
             require_agreement(
                 [part.contents for part in parts if part.contents],
                 [part.run.rank for part in parts],
@@ -164,12 +190,12 @@ class Inbox:
             )
         if late:
             self._joined_of.pop(microbatch, None)  # its slices stay, as pieces of their parts
-            self._receive(microbatch, late, Part.LATE, is_all=len(late) == len(parts))
+            self._receive(microbatch, late, LATE, is_all=len(late) == len(parts))
 
     def _read(self, microbatch: int, part: _Incoming) -> Contents:
-        slot = (self._kind, microbatch, part.run.rank)
-        is_as_forecast, length, contents = read_header(part.buffer)
-        if is_as_forecast:
+        slot = (microbatch, part.run.rank)
+        is_expected, length, contents = read_header(part.memory)
+        if is_expected:
             forecast = self._forecasts.get(slot)
             assert forecast is not None  # the sender has the same one
             if forecast.is_stable:
@@ -177,31 +203,29 @@ class Inbox:
             contents = forecast.contents
         elif contents is None:
             text = torch.empty(length, dtype=torch.uint8)
-            tag = _tag(microbatch, Part.TEXT, self._kind)
+            tag = self._lane.tag(microbatch, TEXT)
             self._transport.receive_header(text, part.run.rank, tag).wait()
             contents = decode(bytes(text.tolist()))
-        self._forecasts.note(slot, contents)
+        self._forecasts.note(slot, contents, part.num_rows)
         return contents
 
     def _receive(
         self,
         microbatch: int,
         parts: Sequence[tuple[_Incoming, Contents]],
-        what: Part,
+        what: int,
         *,
         is_all: bool,
     ) -> None:
         """Post receives for tensors; into slices of shared buffers if all parts are alike."""
-        if not parts:
-            return
-        new = self._transport.new_buffer
+        new, lane = self._transport.new_buffer, self._lane
         first = parts[0][1]
         is_shared = len(parts) > 1 and is_all and all(c.has_layout_of(first) for _, c in parts)
         if is_shared:
             num_rows = parts[-1][0].run.stop
             shared = [new((num_rows, *kind.shape), kind.dtype) for kind in first.kinds]
             self._joined_of[microbatch] = shared
-        tag = _tag(microbatch, what, self._kind)
+        tag = lane.tag(microbatch, what)
         for part, contents in parts:
             part.fillers = part.pieces
             if is_shared:
@@ -211,44 +235,73 @@ class Inbox:
                     new((part.num_rows, *kind.shape), kind.dtype) for kind in contents.kinds
                 ]
             part.works += [
-                self._transport.receive(piece, part.run.rank, tag, self._channel, self._kind)
+                self._transport.receive(piece, part.run.rank, tag, lane.channel, lane.kind)
                 for piece in part.pieces
                 if piece.numel()
             ]
 
 
 class Outbox:
-    """Sends what leaves over one channel in one direction during one step."""
+    """Sends what leaves over one lane during one step."""
 
     def __init__(
         self,
         transport: Transport,
-        channel: int,
-        kind: Kind,
-        runs_of: Sequence[Sequence[RowRun]],
+        lane: Lane,
         choose_sends: Callable[[int], PendingSends],
-        forecasts: StepForecasts,
+        forecasts: LaneForecasts,
     ) -> None:
         """`choose_sends` gets the bytes of the first message."""
-        self._transport, self._channel, self._kind = transport, channel, kind
-        self._runs_of, self._forecasts = runs_of, forecasts
+        self._transport, self._lane, self._forecasts = transport, lane, forecasts
         self._choose_sends = choose_sends
         self._pending: PendingSends | None = None
 
     def send(self, microbatch: int, tensors: Sequence[torch.Tensor], contents: Contents) -> None:
         """Start to send its rows to each replica on the other side."""
-        runs = self._runs_of[microbatch]
-        # A lazy conjugate or negative is a flag of the tensor, which bytes do not carry.
-        dense = [t.detach().resolve_conj().resolve_neg().contiguous() for t in tensors]
+        runs = self._lane.runs_of[microbatch]
+        if len(runs) == 1 and self._send_as_forecast(microbatch, runs[0].rank, tensors, contents):
+            return
+        dense = [_dense(tensor) for tensor in tensors]
         works, kept = Works(), []
         for run in runs:
             pieces = dense
             if len(runs) > 1:
                 pieces = [tensor[run.start : run.stop] for tensor in dense]
             kept += self._send_one(microbatch, run, pieces, contents, works)
+        self._keep(microbatch, kept, works, tensors)
+
+    def _keep(
+        self,
+        microbatch: int,
+        kept: list[torch.Tensor],
+        works: Works,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
         if self._pending is None:
             self._pending = self._choose_sends(sum(tensor.nbytes for tensor in tensors))
         self._pending.keep(microbatch, kept, works)
+
+    def _send_as_forecast(
+        self, microbatch: int, rank: int, tensors: Sequence[torch.Tensor], contents: Contents
+    ) -> bool:
+        """Send what both ends expect, in one piece; False if that is not possible.
+
+        Almost all small messages take this way. `_send_one` would send the same, but slower.
+        """
+        forecast = self._forecasts.get((microbatch, rank))
+        if (
+            forecast is None
+            or forecast.contents is not contents
+            or forecast.packing is None
+            or not forecast.is_stable
+            or not self._transport.posts_ahead
+        ):
+            return False
+        buffer = forecast.packing.pack([_dense(tensor) for tensor in tensors], AS_FORECAST)
+        tag = self._lane.header_tags[microbatch]
+        work = self._transport.send_header(buffer, rank, tag)
+        self._keep(microbatch, [buffer], Works([work]), tensors)
+        return True
 
     def _send_one(
         self,
@@ -259,76 +312,57 @@ class Outbox:
         works: Works,
     ) -> list[torch.Tensor]:
         """Send to one replica; returns the tensors that have to be kept."""
-        slot, num_rows = (self._kind, microbatch, run.rank), run.stop - run.start
+        slot = (microbatch, run.rank)
         forecast = self._forecasts.get(slot)
         header, text = AS_FORECAST, None
-        ahead = None
+        ahead = packing = None
         if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
-            ahead = forecast.contents
+            ahead, packing = forecast.contents, forecast.packing
         if forecast is None or forecast.contents != contents:
             header, text = encode_header(contents)
         if forecast is None or not forecast.is_stable or header is not AS_FORECAST:
-            self._forecasts.note(slot, contents)
+            self._forecasts.note(slot, contents, run.stop - run.start)
         is_right = ahead is not None and contents.has_layout_of(ahead)
-        if ahead is not None and is_right and fits_in_one(ahead, num_rows):
-            kept = [pack(header, pieces)]
-            self._send_header(microbatch, run, Part.HEADER, kept[0], works)
+        if packing is not None:
+            buffer = packing.pack(pieces, header) if is_right else packing.fill(header)
+            kept = [buffer]
+            self._send_header(microbatch, run, HEADER, buffer, works)
         else:
-            kept = [*pieces, *self._send_filler(microbatch, run, header, ahead, is_right, works)]
-            part = Part.AHEAD if is_right else Part.LATE
-            self._send_tensors(microbatch, run, pieces, part, works)
+            kept = [header]
+            self._send_header(microbatch, run, HEADER, header, works)
+            if ahead is not None and not is_right:
+                num_rows = run.stop - run.start
+                fillers = [torch.zeros((num_rows, *k.shape), dtype=k.dtype) for k in ahead.kinds]
+                kept += self._send_tensors(microbatch, run, fillers, AHEAD, works)
+        if packing is None or not is_right:
+            part = AHEAD if is_right else LATE
+            kept += self._send_tensors(microbatch, run, pieces, part, works)
         if text is not None:
-            self._send_header(microbatch, run, Part.TEXT, text, works)
+            self._send_header(microbatch, run, TEXT, text, works)
             kept.append(text)
         return kept
 
-    def _send_filler(
-        self,
-        microbatch: int,
-        run: RowRun,
-        header: torch.Tensor,
-        ahead: Contents | None,
-        is_right: bool,
-        works: Works,
-    ) -> list[torch.Tensor]:
-        """Send the header, and filler if receives wait for other tensors; returns all of it."""
-        num_rows, fillers = run.stop - run.start, []
-        if ahead is not None and not is_right:
-            if fits_in_one(ahead, num_rows):
-                filled = torch.zeros(packed_bytes(ahead, num_rows), dtype=torch.uint8)
-                filled[:HEADER_BYTES] = header
-                header = filled
-            else:
-                fillers = [torch.zeros((num_rows, *k.shape), dtype=k.dtype) for k in ahead.kinds]
-        self._send_header(microbatch, run, Part.HEADER, header, works)
-        self._send_tensors(microbatch, run, fillers, Part.AHEAD, works)
-        return [header, *fillers]
-
     def _send_header(
-        self,
-        microbatch: int,
-        run: RowRun,
-        part: Part,
-        header: torch.Tensor,
-        works: Works,
+        self, microbatch: int, run: RowRun, part: int, header: torch.Tensor, works: Works
     ) -> None:
-        tag = _tag(microbatch, part, self._kind)
+        tag = self._lane.tag(microbatch, part)
         works.headers.append(self._transport.send_header(header, run.rank, tag))
 
     def _send_tensors(
         self,
         microbatch: int,
         run: RowRun,
-        tensors: Sequence[torch.Tensor],
-        part: Part,
+        tensors: list[torch.Tensor],
+        part: int,
         works: Works,
-    ) -> None:
-        tag = _tag(microbatch, part, self._kind)
+    ) -> list[torch.Tensor]:
+        lane, tag = self._lane, self._lane.tag(microbatch, part)
         works.tensors += [
-            self._transport.send(tensor, run.rank, tag, self._channel, self._kind)
+            self._transport.send(tensor, run.rank, tag, lane.channel, lane.kind)
             for tensor in tensors
             if tensor.numel()
         ]
+        return tensors
 
     def confirm_arrival(self, microbatch: int) -> None:
         """Note that the answer to this microbatch has come, so its send is done."""
@@ -341,6 +375,9 @@ class Outbox:
             self._pending.finish()
 
 
-def _tag(microbatch: int, part: Part, kind: Kind) -> int:
-    """A number that tells apart what two ranks exchange in a step."""
-    return 2 * (len(Part) * microbatch + part) + (kind is Kind.BACKWARD)
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values, one after another in memory.
+
+    A lazy conjugate or negative is a flag of the tensor, which bytes do not carry.
+    """
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -37,6 +37,8 @@ __all__ = [
 HEADER_BYTES = 256
 TEXT_START = 8
 LENGTH = slice(4, TEXT_START)
+COMMON_TEMPLATES = tuple((template, json.dumps(template)) for template in (["tensor", 0], [0]))
+"""One tensor, and the gradient of one tensor; with their texts."""
 AS_FORECAST = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
 """The header of a message that carries what both ends expect."""
 
@@ -104,7 +106,20 @@ def describe(
                 " dense tensors cross a cut, so call to_dense() in the layer"
             )
         kinds.append(TensorKind(shape[1:], tensor.dtype, has_gradient))
-    return Contents(tuple(kinds), json.dumps(template))
+    return _contents(tuple(kinds), _text_of(template))
+
+
+@lru_cache(maxsize=1024)
+def _contents(kinds: tuple[TensorKind, ...], template: str) -> Contents:
+    """One object for equal contents, so that they are compared fast."""
+    return Contents(kinds, template)
+
+
+def _text_of(template: Any) -> str:
+    for common, text in COMMON_TEMPLATES:
+        if template == common:
+            return text
+    return json.dumps(template)
 
 
 @lru_cache(maxsize=256)
@@ -129,18 +144,17 @@ def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None
     )
 
 
-def read_header(header: torch.Tensor) -> tuple[bool, int, Contents | None]:
+def read_header(header: bytes | bytearray) -> tuple[bool, int, Contents | None]:
     """Whether the message is as forecast; else the length of its text; and the contents if known.
 
     The contents are None if the text is a message of its own.
     """
-    if not header[0].item():
+    if not header[0]:
         return True, 0, None
-    data = bytes(header[:HEADER_BYTES].tolist())
-    length = int.from_bytes(data[LENGTH], "little")
+    length = int.from_bytes(header[LENGTH], "little")
     if length > HEADER_BYTES - TEXT_START:
         return False, length, None
-    return False, length, decode(data[TEXT_START : TEXT_START + length])
+    return False, length, decode(bytes(header[TEXT_START : TEXT_START + length]))
 
 
 @lru_cache(maxsize=1024)
@@ -151,4 +165,4 @@ def decode(text: bytes) -> Contents:
         TensorKind(tuple(shape), getattr(torch, dtype.removeprefix("torch.")), has_gradient)
         for shape, dtype, has_gradient in entries
     ]
-    return Contents(tuple(kinds), template)
+    return _contents(tuple(kinds), template)

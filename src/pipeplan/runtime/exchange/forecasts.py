@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.exchange.contents import Contents
+from pipeplan.runtime.exchange.packing import Packing, find_packing
 
-__all__ = ["Forecast", "Forecasts", "StepForecasts"]
+__all__ = ["Forecast", "Forecasts", "LaneForecasts", "StepForecasts"]
 
 MOST_KEYS = 128
 """Both ends forget the key that was not used for longest, in the same step."""
@@ -30,31 +31,42 @@ class Forecast(NamedTuple):
 
     contents: Contents
     is_stable: bool
-    """Whether the last two messages had the same layout."""
+    """Whether the last two messages had the same layout. If so, receives are posted for it."""
+    packing: Packing | None
+    """How such a message travels in one piece; None if it is too large."""
 
 
-Slot = tuple[Kind, int, int]
-"""Direction, microbatch and the other rank."""
+Slot = tuple[int, int]
+"""Microbatch and the other rank."""
+
+
+class LaneForecasts:
+    """The forecasts of all messages of a step in one direction of a channel, at one end."""
+
+    def __init__(self) -> None:
+        self._of_slot: dict[Slot, Forecast] = {}
+        self.get = self._of_slot.get
+        """The forecast of a message; None if there was none before."""
+        self.largest_row_bytes = 0
+        """The largest row of any message."""
+
+    def note(self, slot: Slot, contents: Contents, num_rows: int) -> None:
+        """Learn what a message carried."""
+        last = self._of_slot.get(slot)
+        is_stable = last is None or contents.has_layout_of(last.contents)
+        self._of_slot[slot] = Forecast(contents, is_stable, find_packing(contents, num_rows))
+        self.largest_row_bytes = max(self.largest_row_bytes, contents.row_bytes)
 
 
 class StepForecasts:
     """The forecasts of all messages of a step over one end of a channel."""
 
     def __init__(self) -> None:
-        self._of_slot: dict[Slot, Forecast] = {}
-        self.largest_row_bytes = dict.fromkeys(Kind, 0)
-        """The largest row of any message, by direction."""
+        self.forward, self.backward = LaneForecasts(), LaneForecasts()
 
-    def get(self, slot: Slot) -> Forecast | None:
-        """The forecast of a message; None if there was none before."""
-        return self._of_slot.get(slot)
-
-    def note(self, slot: Slot, contents: Contents) -> None:
-        """Learn what a message carried."""
-        last = self._of_slot.get(slot)
-        is_stable = last is None or contents.has_layout_of(last.contents)
-        self._of_slot[slot] = Forecast(contents, is_stable)
-        self.largest_row_bytes[slot[0]] = max(self.largest_row_bytes[slot[0]], contents.row_bytes)
+    def of(self, kind: Kind) -> LaneForecasts:
+        """Those of one direction."""
+        return self.forward if kind is Kind.FORWARD else self.backward
 
 
 class Forecasts:
@@ -65,7 +77,9 @@ class Forecasts:
 
     def begin(self, key: int) -> StepForecasts:
         """The forecasts for a step with this key."""
-        found = self._of_key.setdefault(key, StepForecasts())
+        found = self._of_key.get(key)
+        if found is None:
+            found = self._of_key[key] = StepForecasts()
         self._of_key.move_to_end(key)
         if len(self._of_key) > MOST_KEYS:
             self._of_key.popitem(last=False)

@@ -5,8 +5,7 @@ no gradient for a tensor, where another has one. Its rows then count as zeros.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +16,7 @@ from pipeplan.runtime.exchange.contents import Contents, TensorKind, parse_templ
 __all__ = ["Received", "join", "require_agreement"]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message that has arrived."""
 
     contents: Contents

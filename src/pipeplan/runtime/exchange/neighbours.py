@@ -18,14 +18,14 @@ would move parameters that ordinary training leaves alone.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import Inbox, Outbox
+from pipeplan.runtime.exchange.channels import Inbox, Lane, Outbox
 from pipeplan.runtime.exchange.contents import describe
 from pipeplan.runtime.exchange.forecasts import Forecasts
 from pipeplan.runtime.exchange.row_routing import RowRouting
@@ -46,16 +46,34 @@ FEWEST_LAZY = 2
 """Gradients are sent without a thread if at least this many fit into the margin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The input of a block, from its neighbours."""
 
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[torch.Tensor]
     """For a forward."""
-    template: Any = None
+    template: Any
     """Joins these tensors into one value; None on the first stage."""
-    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    gradients: list[torch.Tensor | None]
     """For a backward: the gradient of each output, None for an output that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lanes:
+    """The lanes of one channel, for batches of one size."""
+
+    incoming: Lane
+    outgoing: Lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """The lanes of one rank, for batches of one size."""
+
+    before: _Lanes | None
+    """To the stage before."""
+    behind: _Lanes | None
+    num_rows: tuple[int, ...]
+    """The rows of this rank, by microbatch."""
 
 
 class Exchange:
@@ -80,12 +98,38 @@ class Exchange:
         spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
         self._bytes_per_use = spare_bytes / NUM_USES
         self._sends: dict[Kind, PendingSends] = {}
+        self._routes: dict[int, _Route] = {}
+        """By the rows of the batch."""
         self.forecasts = {self.stage - 1: Forecasts(), self.stage: Forecasts()}
         """By channel, so that both of its ends forget alike."""
 
     def begin(self, routing: RowRouting, key: int) -> "StepExchange":
         """The exchange of one step; the key is the same on all ranks."""
-        return StepExchange(self, routing, key)
+        route = self._routes.get(routing.num_rows)
+        if route is None:
+            route = self._routes[routing.num_rows] = self._make_route(routing)
+        return StepExchange(self, route, key)
+
+    def _make_route(self, routing: RowRouting) -> _Route:
+        has_behind = self.stage + 1 < self.plan.num_stages
+        return _Route(
+            before=self._make_lanes(routing, is_behind=False) if self.stage else None,
+            behind=self._make_lanes(routing, is_behind=True) if has_behind else None,
+            num_rows=tuple(map(len, routing.rows)),
+        )
+
+    def _make_lanes(self, routing: RowRouting, *, is_behind: bool) -> _Lanes:
+        """The lanes to the stage before or behind."""
+        channel = self.stage if is_behind else self.stage - 1
+        runs_of = routing.runs_out if is_behind else routing.runs_in
+        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
+        other, own = self.plan.schedule[channel + is_behind], self.plan.schedule[self.stage]
+        sent_there = [block.microbatch for block in other if block.kind is incoming]
+        sent_here = [block.microbatch for block in own if block.kind is outgoing]
+        return _Lanes(
+            incoming=Lane.of(channel, incoming, runs_of, sent_there),
+            outgoing=Lane.of(channel, outgoing, runs_of, sent_here),
+        )
 
     def close(self) -> None:
         """Free threads; no step will follow."""
@@ -126,40 +170,43 @@ class Exchange:
 class StepExchange:
     """What one rank exchanges in one step."""
 
-    def __init__(self, channels: Exchange, routing: RowRouting, key: int) -> None:
-        self._channels, self._routing, self._key = channels, routing, key
-        self._num_rows = max(map(len, routing.rows))
-        self._inboxes: dict[Kind, Inbox] = {}
-        self._outboxes: dict[Kind, Outbox] = {}
+    def __init__(self, channels: Exchange, route: _Route, key: int) -> None:
+        self._channels, self._num_rows = channels, route.num_rows
+        self._inputs, self._gradients_out = self._open(route.before, key)
+        self._gradients_in, self._outputs = self._open(route.behind, key)
         self._num_sent: dict[int, int] = {}
         """How many tensors each microbatch sent to the stage behind."""
-        if channels.stage:
-            self._open_channel(channels.stage - 1)
-        if channels.stage + 1 < channels.plan.num_stages:
-            self._open_channel(channels.stage)
 
     def post(self, block: Block) -> None:
         """Post the receive of the block's input."""
-        inbox = self._inboxes.get(block.kind)
+        inbox = self._inputs if block.kind is Kind.FORWARD else self._gradients_in
         if inbox is not None:
             inbox.post(block.microbatch)
 
     def take(self, block: Block) -> Arrival:
         """The block's input from its neighbours; waits until it has arrived."""
-        inbox = self._inboxes.get(block.kind)
-        if inbox is None:
-            return Arrival()
-        received = inbox.take(block.microbatch)
-        if block.kind is Kind.BACKWARD:
-            self._outboxes[Kind.FORWARD].confirm_arrival(block.microbatch)
-            gradients: list[torch.Tensor | None] = [None] * self._num_sent.pop(block.microbatch)
-            for index, gradient in zip(received.template, received.tensors, strict=True):
-                gradients[index] = gradient
-            return Arrival(gradients=gradients)
+        if block.kind is Kind.FORWARD:
+            return self._take_input(block.microbatch)
+        return self._take_gradients(block.microbatch)
+
+    def _take_input(self, microbatch: int) -> Arrival:
+        if self._inputs is None:
+            return Arrival([], None, [])
+        received = self._inputs.take(microbatch)
         for tensor, kind in zip(received.tensors, received.contents.kinds, strict=True):
             if kind.has_gradient:
                 tensor.requires_grad_()
-        return Arrival(tensors=received.tensors, template=received.template)
+        return Arrival(received.tensors, received.template, [])
+
+    def _take_gradients(self, microbatch: int) -> Arrival:
+        if self._gradients_in is None or self._outputs is None:
+            return Arrival([], None, [])
+        received = self._gradients_in.take(microbatch)
+        self._outputs.confirm_arrival(microbatch)
+        gradients: list[torch.Tensor | None] = [None] * self._num_sent.pop(microbatch)
+        for index, gradient in zip(received.template, received.tensors, strict=True):
+            gradients[index] = gradient
+        return Arrival([], None, gradients)
 
     def send_output(
         self,
@@ -169,49 +216,41 @@ class StepExchange:
         template: Any,
     ) -> None:
         """Start to send a microbatch to the stage behind."""
-        num_rows = len(self._routing.rows[microbatch])
+        assert self._outputs is not None  # the last stage sends none
+        num_rows = self._num_rows[microbatch]
         contents = describe(tensors, have_gradient, template, num_rows, self._channels.stage)
         self._num_sent[microbatch] = len(tensors)
-        self._outboxes[Kind.FORWARD].send(microbatch, tensors, contents)
+        self._outputs.send(microbatch, tensors, contents)
 
     def send_gradients(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
         """Start to send to the stage before the gradient of each tensor that came from it."""
-        outbox = self._outboxes.get(Kind.BACKWARD)
-        if outbox is None:
+        if self._gradients_out is None:
             return
         found = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-        num_rows = len(self._routing.rows[microbatch])
         tensors, no_gradient = list(found.values()), [False] * len(found)
+        num_rows = self._num_rows[microbatch]
         contents = describe(tensors, no_gradient, list(found), num_rows, self._channels.stage)
-        outbox.send(microbatch, tensors, contents)
+        self._gradients_out.send(microbatch, tensors, contents)
 
     def finish(self) -> None:
         """Wait until everything is sent."""
-        for outbox in self._outboxes.values():
-            outbox.finish()
+        for outbox in (self._gradients_out, self._outputs):
+            if outbox is not None:
+                outbox.finish()
 
-    def _open_channel(self, channel: int) -> None:
+    def _open(self, lanes: _Lanes | None, key: int) -> tuple[Inbox | None, Outbox | None]:
         """Open the channel to the stage before or behind: one inbox and one outbox."""
-        is_behind = channel == self._channels.stage
-        sender_order = self._channels.plan.schedule[channel + is_behind]
-        runs_of = self._routing.runs_out if is_behind else self._routing.runs_in
-        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
-        transport = self._channels.transport
-        forecasts = self._channels.forecasts[channel].begin(self._key)
-        self._inboxes[incoming] = Inbox(
-            transport,
-            channel,
-            incoming,
-            runs_of,
-            [block.microbatch for block in sender_order if block.kind is incoming],
-            self._channels.num_ahead(self._num_rows * forecasts.largest_row_bytes[incoming]),
-            forecasts,
-        )
-        self._outboxes[outgoing] = Outbox(
-            transport,
-            channel,
+        if lanes is None:
+            return None, None
+        channels, incoming, outgoing = self._channels, lanes.incoming, lanes.outgoing
+        forecasts = channels.forecasts[incoming.channel].begin(key)
+        expected = forecasts.of(incoming.kind)
+        num_ahead = channels.num_ahead(max(self._num_rows) * expected.largest_row_bytes)
+        inbox = Inbox(channels.transport, incoming, num_ahead, expected)
+        outbox = Outbox(
+            channels.transport,
             outgoing,
-            runs_of,
-            lambda each_bytes: self._channels.sends(outgoing, each_bytes),
-            forecasts,
+            lambda each_bytes: channels.sends(outgoing.kind, each_bytes),
+            forecasts.of(outgoing.kind),
         )
+        return inbox, outbox

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.pipeline import Plan, Stage
+from pipeplan.runtime.batches import as_range
 from pipeplan.runtime.rows import divide_batch, divide_rows
 
 __all__ = ["RowRouter", "RowRouting", "RowRun", "route_rows"]
@@ -27,6 +28,8 @@ class RowRouting:
     """The rows of the whole batch."""
     rows: tuple[tuple[int, ...], ...]
     """The rows of the batch that this rank computes, in the order in which it holds them."""
+    ranges: tuple[Sequence[int], ...]
+    """The same rows, each as a range if they are consecutive."""
     runs_in: tuple[tuple[RowRun, ...], ...]
     """Runs shared with the stage before."""
     runs_out: tuple[tuple[RowRun, ...], ...]
@@ -72,6 +75,7 @@ def route_rows(
     return RowRouting(
         num_rows=num_rows,
         rows=tuple(rows),
+        ranges=tuple(map(as_range, rows)),
         runs_in=tuple(runs_in),
         runs_out=tuple(runs_out),
     )

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,14 +38,11 @@ class Works:
     """From host to host."""
     tensors: list[dist.Work] = field(default_factory=list)
 
-    @property
-    def are_completed(self) -> bool:
-        """Whether everything is known to be sent."""
-        return all(work.is_completed() for work in (*self.headers, *self.tensors))
-
     def wait(self) -> None:
         """Wait until everything is sent."""
-        for work in (*self.headers, *self.tensors):
+        for work in self.headers:
+            work.wait()
+        for work in self.tensors:
             work.wait()
 
 
@@ -71,8 +68,7 @@ class PendingSends:
         """Free threads; nothing will be sent any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenSend:
+class _OpenSend(NamedTuple):
     microbatch: int
     tensors: list[torch.Tensor]
     works: Works
@@ -88,8 +84,6 @@ class LazySends(PendingSends):
     def keep(self, microbatch: int, tensors: list[torch.Tensor], works: Works) -> None:
         """Keep the tensors until these works are done."""
         self._open.append(_OpenSend(microbatch, tensors, works))
-        while self._open and self._open[0].works.are_completed:
-            self._open.popleft()
         while len(self._open) > self.most_open:
             self._open.popleft().works.wait()
 

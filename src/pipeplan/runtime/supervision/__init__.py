@@ -9,17 +9,22 @@
     signed_store    writes and reads what only ranks can have written
     status_board    what ranks tell each other through the store
     courier         talks with the store, which may not answer
-    store_holder    who is to blame if it does not
+    crew            this rank, the others, and how it talks with them
+
+    store_holder    who is to blame if the store does not answer
     local_watch     the processes of this host
-    driver          what the main thread does
+    driver          where the main thread is
+    activity        what the main thread does
     judging         who is to blame, or waited for
     signs           the signs of life that a rank reads
-    connections     errors that other ranks have caused
-    ending          one line, and the end of all ranks
-    arrival         waits until all ranks have come
-    launching       join the ranks that torchrun starts
-    run_agreement   the name, the key and the processes of a run
     termination     notice SIGTERM at once
-    watchdog        find a rank that fails, and end all ranks
+    ending          one line, and the end of all ranks
+    watching        the thread that finds a rank that fails
+    watchdog        what the main thread tells that thread
+
+    connections     errors that other ranks have caused
     error_policy    which rank is to blame for an error
+    gathering       waits until all ranks have come
+    meeting         ranks gather, and watch over each other from then on
+    launching       join the ranks that torchrun starts
 """

@@ -5,7 +5,12 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Courier", "Errand", "StoreError"]
+from pipeplan.splitting.torch_private import without_torch_log
+
+__all__ = ["ANSWER_S", "Courier", "Errand", "StoreError"]
+
+ANSWER_S = 3.0
+"""How long the end of a run waits for one answer of the store."""
 
 Result = TypeVar("Result")
 
@@ -31,10 +36,15 @@ class Errand(Generic[Result]):
     def run(self) -> None:
         """Do it; called by the courier."""
         try:
-            self._result = self._function()
+            with without_torch_log():
+                self._result = self._function()
         except Exception as error:
             self._error = error
         self._is_done.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the store has answered, or has failed to; whether it has."""
+        return self._is_done.wait(timeout_s)
 
     def result(self, timeout_s: float) -> Result:
         """What came back from the store.
@@ -62,6 +72,14 @@ class Courier:
         errand = Errand(function)
         self._errands.put(errand)  # type: ignore[arg-type]
         return errand
+
+    def ask(self, function: Callable[[], Result]) -> Result:
+        """What the store says to this.
+
+        Raises:
+            StoreError: it is gone, or does not answer soon.
+        """
+        return self.send(function).result(ANSWER_S)
 
     def close(self, timeout_s: float) -> None:
         """End the thread, if the store lets it."""

@@ -19,14 +19,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 from pipeplan.documents.text import printable
-from pipeplan.runtime.supervision.courier import Courier, StoreError
-from pipeplan.runtime.supervision.options import WatchdogOptions
+from pipeplan.runtime.supervision.courier import StoreError
+from pipeplan.runtime.supervision.crew import Crew
 from pipeplan.runtime.supervision.processes import Process
-from pipeplan.runtime.supervision.status_board import Failure, FailureKind, State, StatusBoard
+from pipeplan.runtime.supervision.status_board import Failure, FailureKind, State
 
 __all__ = [
     "GRACE_S",
@@ -45,34 +44,17 @@ TERMINATED_CODE = 128 + signal.SIGTERM
 """The exit code of a rank that was asked to end, and found no reason."""
 GRACE_S = 3.0
 """How long a failed rank may take to end by itself before it is killed."""
-ANSWER_S = 3.0
-"""How long the end waits for one answer of the store."""
 LINGER_BEATS = 3
 """How long a rank that ends without a store stays, at least, for others that are late."""
 POLL_S = 0.05
 FLUSH_S = 1.0
 
-Result = TypeVar("Result")
-
 
 class Ending:
     """What one rank does when all ranks end."""
 
-    def __init__(
-        self,
-        board: StatusBoard,
-        courier: Courier,
-        rank: int,
-        processes: Sequence[Process],
-        options: WatchdogOptions,
-        end: Callable[[int], None],
-    ) -> None:
-        self._board, self._courier, self._rank = board, courier, rank
-        self._processes, self._options, self.end = processes, options, end
-
-    def ask(self, function: Callable[[], Result]) -> Result:
-        """Ask the store something; raises StoreError if it does not answer in time."""
-        return self._courier.send(function).result(ANSWER_S)
+    def __init__(self, crew: Crew, end: Callable[[int], None]) -> None:
+        self._crew, self.end = crew, end
 
     def with_store(self, failure: Failure, line: str) -> None:
         """Print the line if nobody else does, and end when all know it.
@@ -81,15 +63,15 @@ class Ending:
             StoreError: the store is gone, or does not answer.
         """
         # Print before marking: who has marked does not keep the store alive any more.
-        is_speaker = self.ask(self._board.become_speaker)
+        is_speaker = self._crew.courier.ask(self._crew.board.become_speaker)
         if is_speaker:
             print_line(line)
         with contextlib.suppress(StoreError):
-            self.ask(self._board.mark_read)
-            if is_speaker or self._rank == 0:
+            self._crew.courier.ask(self._crew.board.mark_read)
+            if is_speaker or self._crew.rank == 0:
                 self.await_readers(failure.rank)
-        if is_speaker and failure.rank != self._rank:
-            self._kill_late(self._processes[failure.rank])
+        if is_speaker and failure.rank != self._crew.rank:
+            self._kill_late(self._crew.processes[failure.rank])
         self.end(_code_of(failure))
 
     def without_store(self, line: str, culprit: int | None, absent: Iterable[int]) -> None:
@@ -99,23 +81,25 @@ class Ending:
         """
         here = [
             rank
-            for rank, process in enumerate(self._processes)
+            for rank, process in enumerate(self._crew.processes)
             if rank != culprit and process.is_on_this_host and rank not in absent
         ]
-        is_speaker = not here or min(here) >= self._rank
+        is_speaker = not here or min(here) >= self._crew.rank
         if is_speaker:
             print_line(line)
-            if culprit is not None and culprit != self._rank:
-                self._processes[culprit].kill()
-        linger_s = max(LINGER_BEATS * self._options.beat_s, self._options.beat_timeout_s / 3)
+            if culprit is not None and culprit != self._crew.rank:
+                self._crew.processes[culprit].kill()
+        linger_s = max(
+            LINGER_BEATS * self._crew.options.beat_s, self._crew.options.beat_timeout_s / 3
+        )
         deadline_s = time.monotonic() + linger_s
-        others = [rank for rank in here if rank != self._rank]
+        others = [rank for rank in here if rank != self._crew.rank]
         while time.monotonic() < deadline_s and not all(
-            self._processes[rank].is_gone for rank in others
+            self._crew.processes[rank].is_gone for rank in others
         ):
             time.sleep(POLL_S)
-        if culprit is not None and culprit != self._rank:
-            self._processes[culprit].kill()
+        if culprit is not None and culprit != self._crew.rank:
+            self._crew.processes[culprit].kill()
         self.end(1)
 
     def await_readers(self, culprit: int) -> None:
@@ -123,25 +107,27 @@ class Ending:
 
         A rank that takes longer than `beat_timeout_s` counts as dead anyway.
         """
-        deadline_s = time.monotonic() + max(GRACE_S, self._options.beat_timeout_s)
-        missing = set(range(len(self._processes))) - {self._rank, culprit}
+        deadline_s = time.monotonic() + max(GRACE_S, self._crew.options.beat_timeout_s)
+        missing = set(range(len(self._crew.processes))) - {self._crew.rank, culprit}
         while time.monotonic() < deadline_s:
-            missing = {rank for rank in missing if not self._knows_or_ended(rank)}
+            missing = {rank for rank in missing if not self.knows_or_ended(rank)}
             if not missing:
                 return
             time.sleep(POLL_S)
 
-    def _knows_or_ended(self, rank: int) -> bool:
-        if self._processes[rank].is_gone or self.ask(lambda: self._board.has_read(rank)):
+    def knows_or_ended(self, rank: int) -> bool:
+        """Whether a rank needs the store no more: it knows the failure, is done or has ended."""
+        process, board, ask = self._crew.processes[rank], self._crew.board, self._crew.courier.ask
+        if process.is_gone or not process.is_known or ask(lambda: board.has_read(rank)):
             return True
-        beat = self.ask(lambda: self._board.read_beat(rank))
+        beat = ask(lambda: board.read_beat(rank))
         return beat is not None and beat.state is State.DONE
 
     def _kill_late(self, process: Process) -> None:
         """Kill a failed rank of this host that does not end by itself."""
         deadline_s = time.monotonic() + GRACE_S
         while process.is_on_this_host and process.is_alive:
-            if time.monotonic() > deadline_s:
+            if process.is_stopped or time.monotonic() > deadline_s:
                 process.kill()
                 return
             time.sleep(2 * POLL_S)
@@ -151,6 +137,9 @@ def failure_of(rank: int, error: BaseException, *, is_mismatch: bool) -> Failure
     """How a rank tells its own error."""
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank=rank, reason="was interrupted", kind=FailureKind.INTERRUPTED)
+    if isinstance(error, SystemExit) and not error.code:
+        reason = "ended its program by sys.exit() in the midst of a call"
+        return Failure(rank=rank, reason=reason, kind=FailureKind.RAISED)
     lines = str(error).strip().splitlines()
     reason = f"raised {type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
     kind = FailureKind.MISMATCH if is_mismatch else FailureKind.RAISED

@@ -28,30 +28,21 @@ def in_step(watchdog: Watchdog, name: str = "step") -> Iterator[None]:
 
 @contextmanager
 def in_collective(watchdog: Watchdog, name: str = "a method") -> Iterator[None]:
-    """Inside what all ranks do between steps: an error likely means that another rank ended.
-
-    `name` is the method's. All ranks have to call the same one.
-    """
+    """Inside what all ranks do between steps; `name` is the method that they all call."""
     with watchdog.call(name):
         try:
             yield
-        except (KeyboardInterrupt, SystemExit) as error:
-            blame_for_error(watchdog, error)
-            raise
         except RuntimeMismatchError:
-            raise
-        except BaseException as error:  # torch's CheckpointException is no Exception
-            watchdog.await_end()
-            if watchdog.failure is None:
-                watchdog.await_verdict()
-                watchdog.report(error)
+            raise  # all ranks raise it
+        except BaseException as error:
+            blame_for_error(watchdog, error)
             raise
 
 
 @contextmanager
-def in_set_up(watchdog: Watchdog) -> Iterator[None]:
+def in_set_up(watchdog: Watchdog, name: str = "set-up") -> Iterator[None]:
     """Before the first step: usually all ranks find a mismatch, each by itself."""
-    with watchdog.call("set-up"):
+    with watchdog.call(name):
         try:
             yield
         except RuntimeMismatchError as error:
@@ -66,10 +57,13 @@ def in_set_up(watchdog: Watchdog) -> Iterator[None]:
 
 def blame_for_error(watchdog: Watchdog, error: BaseException) -> None:
     """Tell the others of this rank's error, unless another rank has caused it."""
-    if isinstance(error, SystemExit) and not error.code:
-        return
     watchdog.await_end()
     if watchdog.failure is None:
-        if is_of_connection(error):
+        if is_of_connection(error) or _is_of_all_ranks(error):
             watchdog.await_verdict()
         watchdog.report(error)
+
+
+def _is_of_all_ranks(error: BaseException) -> bool:
+    """Whether it is torch's CheckpointException, which tells the errors of others, too."""
+    return not isinstance(error, Exception | KeyboardInterrupt | SystemExit)

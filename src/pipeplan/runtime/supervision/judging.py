@@ -20,11 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.runtime.supervision.options import WatchdogOptions
-from pipeplan.runtime.supervision.status_board import Beat, Failure, State
+from pipeplan.runtime.supervision.status_board import INSIDE, Beat, Failure, State
 
 __all__ = ["Waiting", "judge"]
 
-INSIDE = (State.TOGETHER, State.COMPUTING, State.WAITING, State.SEEKING)
 MAX_LISTED = 4
 
 

@@ -28,24 +28,24 @@ import torch.distributed as dist
 from pipeplan.documents.text import printable
 from pipeplan.errors import InputError, RuntimeMismatchError
 from pipeplan.runtime.streams import set_cuda_device
-from pipeplan.runtime.supervision.arrival import Arrival
-from pipeplan.runtime.supervision.courier import Courier, StoreError
-from pipeplan.runtime.supervision.ending import ANSWER_S
-from pipeplan.runtime.supervision.launch_secret import SecretError, derive_key, find_secret
+from pipeplan.runtime.supervision.courier import ANSWER_S, Courier, StoreError
+from pipeplan.runtime.supervision.ending import print_line
+from pipeplan.runtime.supervision.error_policy import in_set_up
+from pipeplan.runtime.supervision.gathering import gather
+from pipeplan.runtime.supervision.meeting import Meeting, keep_for_pipeline, watch_over
 from pipeplan.runtime.supervision.options import WatchdogOptions
-from pipeplan.runtime.supervision.processes import Process
-from pipeplan.runtime.supervision.status_board import StatusBoard
+from pipeplan.splitting.torch_private import without_torch_log
 
-__all__ = ["agree_on_start", "join_ranks", "joined_processes"]
+__all__ = ["agree_on_start", "join_ranks"]
 
 STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE_S = 300.0
 """How long to wait for all ranks of one start: as long as torch waits for a store."""
 POLL_S = 0.05
+NOTICE_S = 30.0
+"""While ranks are missing, rank 0 says so after this time, and then again."""
+MAX_LISTED = 8
 Result = TypeVar("Result")
-
-_JOINED: list[Process] = []
-"""The processes of all ranks, by rank; empty if they are not known."""
 
 
 def join_ranks(timeout_s: float = PATIENCE_S) -> None:
@@ -70,29 +70,35 @@ def join_ranks(timeout_s: float = PATIENCE_S) -> None:
     device = set_cuda_device()  # before the first collective, which would use the first GPU
     backend = "nccl" if device is not None else "gloo"
     with _explained(rank, world_size, timeout_s):
-        start, _JOINED[:] = _in_time(lambda: _meet(rank, world_size, timeout_s), timeout_s)
-    # The store's own time limit stays that of torch: it also holds for what comes later.
-    options = WatchdogOptions(outside_timeout_s=timeout_s)
-    meeting = dist.PrefixStore("meeting", start.clone())  # type: ignore[attr-defined]
-    with Arrival(meeting, rank, world_size, "connect", options, _JOINED):
+        start = _in_time(lambda: _meet(rank, world_size, timeout_s), timeout_s)
+    meeting = _watch_start(start, rank, world_size, timeout_s)
+    with in_set_up(meeting.watchdog, "join_ranks"), without_torch_log():
         dist.init_process_group(
             backend, store=start, rank=rank, world_size=world_size, device_id=device
         )
+    keep_for_pipeline(meeting)
 
 
-def _meet(rank: int, world_size: int, timeout_s: float) -> tuple[Any, list[Process]]:
-    """The store of this start, and the processes of all ranks as far as they are known."""
+def _watch_start(start: Any, rank: int, world_size: int, timeout_s: float) -> Meeting:
+    """Let the ranks of a start watch over each other, from before they connect."""
+
+    def open_store() -> Any:
+        return dist.PrefixStore("gathering", start.clone())  # type: ignore[attr-defined]
+
+    options = WatchdogOptions(outside_timeout_s=timeout_s)
+    gathering = gather(open_store, rank, world_size, "connect", options)
+    watchdog = watch_over(gathering, rank, WatchdogOptions())
+    return Meeting(gathering=gathering, watchdog=watchdog)
+
+
+def _meet(rank: int, world_size: int, timeout_s: float) -> Any:
+    """The store of this start."""
     starts = dist.PrefixStore("pipeplan-starts", _open_store(rank, timeout_s))  # type: ignore[attr-defined]
-    boards: dict[str, StatusBoard] = {}
-
-    def introduce(name: str) -> None:
-        """Tell the others which process this is, before they know that it has come."""
-        start = dist.PrefixStore(name, starts)  # type: ignore[attr-defined]
-        boards[name] = _board(start, rank, world_size, name)
-        boards[name].write_process()
-
-    name = agree_on_start(starts, rank, world_size, timeout_s, introduce)
-    return dist.PrefixStore(name, starts), _known_processes(boards[name])  # type: ignore[attr-defined]
+    try:
+        name = agree_on_start(starts, rank, world_size, timeout_s)
+    except dist.DistError:
+        raise TimeoutError("the process that held the store has ended") from None
+    return dist.PrefixStore(name, starts)  # type: ignore[attr-defined]
 
 
 def _in_time(function: Callable[[], Result], timeout_s: float) -> Result:
@@ -104,31 +110,16 @@ def _in_time(function: Callable[[], Result], timeout_s: float) -> Result:
     except StoreError as error:
         if error.__cause__ is not None:
             raise error.__cause__ from None
-        at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise TimeoutError(f"what listens at {printable(at)} does not answer") from None
+        raise TimeoutError from None
     finally:
         courier.close(timeout_s=0.0)
 
 
-def joined_processes() -> list[Process]:
-    """The processes of all ranks that `join_ranks` has joined; empty if they are not known."""
-    return _JOINED
-
-
-def agree_on_start(
-    store: Any,
-    rank: int,
-    world_size: int,
-    patience_s: float = PATIENCE_S,
-    introduce: Callable[[str], None] = lambda name: None,
-) -> str:
-    """A name that all ranks of this start share, and that no other start has.
-
-    `introduce` is called with each name that this rank takes part in, before others know that.
-    """
+def agree_on_start(store: Any, rank: int, world_size: int, patience_s: float = PATIENCE_S) -> str:
+    """A name that all ranks of this start share, and that no other start has."""
     if rank == 0:
-        return _offer(store, world_size, patience_s, introduce)
-    return _answer(store, rank, patience_s, introduce)
+        return _offer(store, world_size, patience_s)
+    return _answer(store, rank, world_size, patience_s)
 
 
 def _number(name: str) -> int:
@@ -153,7 +144,7 @@ def _open_store(rank: int, timeout_s: float) -> Any:
         if is_holder and ("EADDRINUSE" in text or "in use" in text):
             raise InputError(
                 f"MASTER_PORT: {port} is in use on this host; give the ranks another one"
-            ) from error
+            ) from None
         raise
     store.set_timeout(timedelta(seconds=max(timeout_s, PATIENCE_S)))
     return store
@@ -173,56 +164,45 @@ def _explained(rank: int, world_size: int, timeout_s: float) -> Iterator[None]:
             f"ranks: not all {world_size} have come to the store within {timeout_s:.0f} s"
             f" ({who}); start all of them, or raise timeout_s; where nodes come and go, start"
             " torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-        ) from error
+        ) from None
 
 
-def _offer(store: Any, world_size: int, patience_s: float, introduce: Callable[[str], None]) -> str:
+def _offer(store: Any, world_size: int, patience_s: float) -> str:
     name = uuid.uuid4().hex
-    introduce(name)
     answers = [f"{name}/answer/{rank}" for rank in range(1, world_size)]
+    store.set(f"{name}/size", str(world_size))
     store.set("offer", name)
-    try:
-        store.wait(answers, timedelta(seconds=patience_s))
-    except dist.DistStoreError as error:
-        late = [rank for rank in range(1, world_size) if not store.check([answers[rank - 1]])]
-        listed = ", ".join(map(str, late[:8]))
-        raise TimeoutError(f"missing: rank {listed}") from error
+    start, notices = time.monotonic(), 0
+    while answers and not store.check(answers):
+        wait_s = time.monotonic() - start
+        missing = [rank for rank, answer in enumerate(answers, 1) if not store.check([answer])]
+        listed = ", ".join(map(str, missing[:MAX_LISTED]))
+        if wait_s > patience_s and missing:
+            raise TimeoutError(f"missing: rank {listed}")
+        if int(wait_s // NOTICE_S) > notices:
+            notices += 1
+            print_line(f"ranks wait to connect: no answer from rank {listed} for {wait_s:.0f} s")
+        time.sleep(POLL_S)
     words = [store.get(answer).decode() for answer in answers]
     store.set(f"{name}/words", json.dumps(words))
     return name
 
 
-def _answer(store: Any, rank: int, patience_s: float, introduce: Callable[[str], None]) -> str:
-    word, answered = uuid.uuid4().hex, ""
+def _answer(store: Any, rank: int, world_size: int, patience_s: float) -> str:
+    word, answered, size = uuid.uuid4().hex, "", world_size
     deadline = time.monotonic() + patience_s
-    try:
-        store.wait(["offer"], timedelta(seconds=patience_s))
-    except dist.DistStoreError as error:
-        raise TimeoutError("missing: rank 0") from error
     while time.monotonic() < deadline:
-        name: str = store.get("offer").decode()
-        if name != answered:
-            introduce(name)
-            store.set(f"{name}/answer/{rank}", word)
-            answered = name
-        if store.check([f"{name}/words"]) and word in json.loads(store.get(f"{name}/words")):
-            return name
+        if store.check(["offer"]):
+            name: str = store.get("offer").decode()
+            if name != answered:
+                size = int(store.get(f"{name}/size"))
+                store.set(f"{name}/answer/{rank}", word)
+                answered = name
+            if store.check([f"{name}/words"]) and word in json.loads(store.get(f"{name}/words")):
+                return name
         time.sleep(POLL_S)
+    if not answered:
+        raise TimeoutError("missing: rank 0")
+    if size != world_size:
+        raise TimeoutError(f"WORLD_SIZE is {world_size} on rank {rank}, but {size} on rank 0")
     raise TimeoutError("rank 0 or another rank is missing")
-
-
-def _board(store: Any, rank: int, world_size: int, name: str) -> StatusBoard:
-    """Where ranks say which processes they are; unsigned if there is no secret."""
-    try:
-        key = derive_key(find_secret(), name)
-    except SecretError:
-        key = b""
-    return StatusBoard(store, rank, world_size, key)
-
-
-def _known_processes(board: StatusBoard) -> list[Process]:
-    """The processes of all ranks; none if they cannot be known for sure."""
-    try:
-        return board.exchange_processes() if board.is_signed else []
-    except (KeyError, ValueError, TypeError):  # ranks have different secrets, or somebody meddles
-        return []

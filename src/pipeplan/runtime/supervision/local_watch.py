@@ -16,13 +16,11 @@ __all__ = ["LocalWatch", "death_of"]
 class LocalWatch:
     """The other ranks of this host, as the last look found them."""
 
-    def __init__(self, rank: int, processes: Sequence[Process], timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._processes = {
-            other: process
-            for other, process in enumerate(processes)
-            if other != rank and process.is_on_this_host
-        }
+    def __init__(self, rank: int, processes: Sequence[Process]) -> None:
+        self._rank = rank
+        self._processes: dict[int, Process] = {}
+        for other, process in enumerate(processes):
+            self.watch(other, process)
         self._progress: dict[int, tuple[int | None, float]] = {}
         """By rank, how often it had run when it last ran, and when that was."""
         self._stopped_since_s: dict[int, float] = {}
@@ -30,15 +28,20 @@ class LocalWatch:
         self.gone: list[int] = []
         """Ranks that have ended, in the order in which that was noticed."""
 
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._processes
+    def watch(self, rank: int, process: Process) -> None:
+        """Look after this process, too, if it is another one of this host."""
+        if rank != self._rank and process.is_on_this_host:
+            self._processes[rank] = process
 
-    def look(self, now_s: float) -> list[Failure]:
-        """What is newly wrong on this host; `now_s` is the time of a patient clock."""
+    def look(self, now_s: float, timeout_s: float) -> list[Failure]:
+        """What is newly wrong on this host; `now_s` is the time of a patient clock.
+
+        A process that has not run for `timeout_s` counts as stopped.
+        """
         found = []
         wall_s, last_s = time.monotonic(), self._last_look_s
         self._last_look_s = wall_s
-        if wall_s - last_s > self._timeout_s / 2:
+        if wall_s - last_s > timeout_s / 2:
             self._stopped_since_s.clear()  # this rank was stopped itself
         for rank, process in self._processes.items():
             if rank in self.gone:
@@ -50,7 +53,7 @@ class LocalWatch:
             silence_s = max(
                 self._silence_s(rank, process, now_s), self._stopped_s(rank, process, wall_s)
             )
-            if silence_s > self._timeout_s:
+            if silence_s > timeout_s:
                 what = f"process {process.pid} has not run for {silence_s:.0f} s"
                 found.append(Failure(rank=rank, reason=f"stopped answering: {what}"))
         return found

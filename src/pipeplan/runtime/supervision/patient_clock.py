@@ -21,7 +21,7 @@ class PatientClock:
     """Counts the seconds in which this process could run; one thread ticks, all may read."""
 
     def __init__(self, beat_s: float) -> None:
-        self._most_s = 2 * beat_s
+        self.beat_s = beat_s
         self._last_s = time.monotonic()
         self._delays_ns = _delays_ns()
         self.now_s = 0.0
@@ -34,7 +34,7 @@ class PatientClock:
             (delay - self._delays_ns.get(task, delay) for task, delay in delays_ns.items()),
             default=0,
         )
-        elapsed_s = min(now_s - self._last_s, self._most_s)
+        elapsed_s = min(now_s - self._last_s, 2 * self.beat_s)
         counted_s = max(0.0, elapsed_s - waited_s / NS_PER_S)
         self._last_s, self._delays_ns = now_s, delays_ns
         self.now_s += counted_s

@@ -38,6 +38,11 @@ class Process:
         return cls(host=socket.gethostname(), pid=pid, birth=_birth_of(pid), machine=_machine())
 
     @classmethod
+    def unknown(cls) -> "Process":
+        """A process that has not told its name yet."""
+        return cls(host="", pid=0, birth="")
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> "Process":
         """The process that `to_json` described."""
         fields = json.loads(text)
@@ -53,14 +58,26 @@ class Process:
         return json.dumps(asdict(self))
 
     @property
+    def is_known(self) -> bool:
+        """Whether it has told its name."""
+        return self.pid > 0
+
+    @property
     def is_on_this_host(self) -> bool:
         """Whether it runs, or ran, on this host."""
         return self.host == socket.gethostname() and self.machine == _machine()
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs, and is no zombie; asked on its own host only."""
-        return bool(self.birth) and _birth_of(self.pid) == self.birth
+        """Whether this very process still runs, and is no zombie; asked on its own host only.
+
+        If the kernel does not tell, because this process has too many open files, it counts as
+        alive.
+        """
+        try:
+            return bool(self.birth) and _birth_of(self.pid) == self.birth
+        except OSError:
+            return True
 
     @property
     def is_gone(self) -> bool:
@@ -144,7 +161,7 @@ def _birth_of(pid: int) -> str:
     """When a process started; empty if it has ended."""
     try:
         fields = _fields_of(pid)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return "" if (PROC / "self").exists() else _birth_without_proc(pid)
     state, start_ticks = fields[0], fields[19]
     return "" if state in "ZX" else start_ticks

@@ -7,16 +7,14 @@ with the number of ranks, not with its square.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeplan.runtime.supervision.courier import Courier, Errand, StoreError
+from pipeplan.runtime.supervision.courier import Errand, StoreError
+from pipeplan.runtime.supervision.crew import Crew
 from pipeplan.runtime.supervision.ending import print_line
 from pipeplan.runtime.supervision.judging import Waiting, judge
-from pipeplan.runtime.supervision.options import WatchdogOptions
-from pipeplan.runtime.supervision.patient_clock import PatientClock
-from pipeplan.runtime.supervision.processes import Process
-from pipeplan.runtime.supervision.status_board import Beat, Failure, State, StatusBoard
+from pipeplan.runtime.supervision.status_board import Beat, Failure, State
 
 __all__ = ["Signs"]
 
@@ -32,19 +30,8 @@ class Round:
 class Signs:
     """The last signs of life of the ranks that this one reads."""
 
-    def __init__(
-        self,
-        board: StatusBoard,
-        courier: Courier,
-        rank: int,
-        rank_names: Sequence[str],
-        processes: Sequence[Process],
-        options: WatchdogOptions,
-        clock: PatientClock,
-    ) -> None:
-        self._board, self._courier, self._rank = board, courier, rank
-        self._rank_names, self._processes = rank_names, processes
-        self._options, self._clock = options, clock
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
         self._beats: dict[int, tuple[Beat, float]] = {}
         """By rank, its last sign, and when it was new."""
         self._round: Errand[Round] | None = None
@@ -63,7 +50,7 @@ class Signs:
     def note(self, rank: int, beat: Beat) -> None:
         """Take note of a sign of life."""
         if rank not in self._beats or beat.count != self._beats[rank][0].count:
-            self._beats[rank] = (beat, self._clock.now_s)
+            self._beats[rank] = (beat, self._crew.clock.now_s)
 
     def done(self) -> set[int]:
         """The ranks that are known to have closed their pipeline."""
@@ -78,7 +65,7 @@ class Signs:
         found = None
         if self._round is not None:
             if not self._round.is_done:
-                if self._clock.now_s - self._round_since_s > self._options.beat_timeout_s:
+                if self._crew.clock.now_s - self._round_since_s > self._crew.options.beat_timeout_s:
                     raise StoreError("the store does not answer")
                 return None
             found = self._take(self._round.result(0.0))
@@ -86,21 +73,21 @@ class Signs:
         return found
 
     def _send(self, beat: Beat) -> None:
-        num_ranks, done = len(self._rank_names), self.done()
-        arbiter = next((rank for rank in range(num_ranks) if rank not in done), self._rank)
-        is_arbiter = arbiter == self._rank
-        wanted = {arbiter, (self._rank + 1) % num_ranks}
+        num_ranks, done = self._crew.num_ranks, self.done()
+        arbiter = next((rank for rank in range(num_ranks) if rank not in done), self._crew.rank)
+        is_arbiter = arbiter == self._crew.rank
+        wanted = {arbiter, (self._crew.rank + 1) % num_ranks}
 
         def talk() -> Round:
-            self._board.write_beat(beat)
-            failure = self._board.read_failure()
+            self._crew.board.write_beat(beat)
+            failure = self._crew.board.read_failure()
             if is_arbiter:
-                return Round(failure=failure, beats=dict(enumerate(self._board.read_beats())))
-            found = {rank: self._board.read_beat(rank) for rank in wanted}
+                return Round(failure=failure, beats=dict(enumerate(self._crew.board.read_beats())))
+            found = {rank: self._crew.board.read_beat(rank) for rank in wanted}
             beats = {rank: known for rank, known in found.items() if known is not None}
             return Round(failure=failure, beats=beats)
 
-        self._round, self._round_since_s = self._courier.send(talk), self._clock.now_s
+        self._round, self._round_since_s = self._crew.courier.send(talk), self._crew.clock.now_s
 
     def _take(self, brought: Round) -> Failure | None:
         """The failure that others have declared, or that the signs of life prove."""
@@ -109,9 +96,11 @@ class Signs:
         for rank, beat in brought.beats.items():
             self.note(rank, beat)
         found = self._lost_neighbour()
-        if found is not None or len(brought.beats) < len(self._rank_names):
+        if found is not None or len(brought.beats) < self._crew.num_ranks:
             return found
-        verdict = judge([self._aged(rank) for rank in range(len(self._rank_names))], self._options)
+        verdict = judge(
+            [self._aged(rank) for rank in range(self._crew.num_ranks)], self._crew.options
+        )
         if isinstance(verdict, Waiting):
             self._notice(verdict)
             return None
@@ -121,20 +110,20 @@ class Signs:
     def _aged(self, rank: int) -> Beat:
         """The last beat of a rank; a rank that has been silent still does what it did."""
         beat, since_s = self._beats[rank]
-        silence_s = self._clock.now_s - since_s
-        if silence_s <= self._options.beat_timeout_s:
+        silence_s = self._crew.clock.now_s - since_s
+        if silence_s <= self._crew.options.beat_timeout_s:
             return beat
         return dataclasses.replace(beat, age_s=beat.age_s + silence_s)
 
     def _lost_neighbour(self) -> Failure | None:
         """The next rank of the ring, if it is on another host and gives no sign of life."""
-        rank = (self._rank + 1) % len(self._rank_names)
-        if rank not in self._beats or self._processes[rank].is_on_this_host:
+        rank = (self._crew.rank + 1) % self._crew.num_ranks
+        if rank not in self._beats or self._crew.processes[rank].is_on_this_host:
             return None
         beat, since_s = self._beats[rank]
-        silence_s, limit_s = self._clock.now_s - since_s, self._options.beat_timeout_s
-        if self._board.has_strangers:  # who may well hide the signs of life
-            limit_s = self._options.outside_timeout_s
+        silence_s, limit_s = self._crew.clock.now_s - since_s, self._crew.options.beat_timeout_s
+        if self._crew.board.has_strangers:  # who may well hide the signs of life
+            limit_s = self._crew.options.outside_timeout_s
         if beat.state is State.DONE or silence_s <= limit_s:
             return None
         reason = f"died or is out of reach: no sign of life for {silence_s:.0f} s"
@@ -142,11 +131,10 @@ class Signs:
 
     def _notice(self, waiting: Waiting) -> None:
         """Say from time to time who is waited for."""
-        due = int(waiting.wait_s // self._options.notice_s)
+        due = int(waiting.wait_s // self._crew.options.notice_s)
         if due > self._notices:
-            name = self._rank_names[waiting.rank]
+            name = self._crew.name_of(waiting.rank)
             print_line(
-                f"ranks have waited for rank {waiting.rank} ({name}) for {waiting.wait_s:.0f} s:"
-                f" it {waiting.what}"
+                f"ranks have waited for {name} for {waiting.wait_s:.0f} s: it {waiting.what}"
             )
         self._notices = due

@@ -14,12 +14,12 @@ All values are signed. Values that somebody else has written are not seen.
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeplan.runtime.supervision.processes import Process
 from pipeplan.runtime.supervision.signed_store import SignedStore
 
-__all__ = ["Beat", "Failure", "FailureKind", "State", "Status", "StatusBoard"]
+__all__ = ["INSIDE", "Beat", "Failure", "FailureKind", "State", "Status", "StatusBoard"]
 
 FAILURE, SPEAKER = "failure", "speaker"
 
@@ -38,6 +38,10 @@ class State(StrEnum):
     """It met an error of a connection, and waits until the watchdog finds out who failed."""
     DONE = "done"
     """Its pipeline is closed."""
+
+
+INSIDE = (State.TOGETHER, State.COMPUTING, State.WAITING, State.SEEKING)
+"""It makes a call that all ranks make."""
 
 
 class FailureKind(StrEnum):
@@ -88,9 +92,11 @@ class Beat:
     """Whether its main thread does not compute."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the main thread does; replaced as a whole, so that other threads read it in one."""
+class Status(NamedTuple):
+    """What the main thread does; replaced as a whole, so that other threads read it in one.
+
+    This is no dataclass, since every block makes two: tuples are made faster.
+    """
 
     state: State
     doing: Any
@@ -105,11 +111,14 @@ class StatusBoard:
     """One rank's access to what all ranks tell."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int, key: bytes = b"") -> None:
-        self._store, self._rank, self._num_ranks = store, rank, num_ranks
-        self._signed = SignedStore(store, key)
-        self.is_signed = bool(key)
-        """Whether only ranks of this launch can write what this rank reads."""
+        self._rank, self._num_ranks, self._key = rank, num_ranks, key
+        self.use(store)
         self._newest: dict[int, Beat] = {}
+
+    def use(self, store: Any) -> None:
+        """Talk through this store from now on."""
+        self._store = store
+        self._signed = SignedStore(store, self._key)
 
     @property
     def has_strangers(self) -> bool:

@@ -1,11 +1,7 @@
 """Ends all ranks, with one line that names the culprit, when one of them dies, hangs or raises.
 
-Each rank has a thread that looks around every second::
-
-    this host     the processes of all its ranks, by what the kernel says (`local_watch`)
-    the store     writes a sign of life, reads the failure that others have noticed (`status_board`)
-    the ring      the sign of life of the next rank, if that is on another host
-    the arbiter   the first rank that is not done compares the signs of all ranks (`judging`)
+The main thread says here what it does (`activity`). Another thread looks around in each beat, every
+second by default (`watching`), and finds a rank that
 
     died      its process is gone (same host), or no sign of life for `beat_timeout_s`
     stopped   its process does not run; it is killed
@@ -15,11 +11,9 @@ Each rank has a thread that looks around every second::
               collective that nobody else comes to
     raises    it says so itself
 
-Another thread talks with the store (`courier`), because a store that was stopped never answers.
+A third thread talks with the store (`courier`), because a store that was stopped never answers.
 Times are those of a clock that stands still while this rank gets no processor (`patient_clock`).
-
-A launcher that sees one rank end sends SIGTERM to the others. They then look at once for the rank
-that is gone. If the launcher itself is gone, ranks end too. `ending` says how ranks end.
+`ending` says how ranks end.
 """
 
 import atexit
@@ -31,44 +25,30 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeplan.documents.text import printable
-from pipeplan.runtime.supervision.courier import Courier, StoreError
-from pipeplan.runtime.supervision.driver import Driver
+import torch.distributed as dist
+
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.supervision.activity import Activity
+from pipeplan.runtime.supervision.courier import ANSWER_S, Courier, StoreError
+from pipeplan.runtime.supervision.crew import make_crew
 from pipeplan.runtime.supervision.ending import (
-    ANSWER_S,
     GRACE_S,
     INTERRUPTED_CODE,
     POLL_S,
-    TERMINATED_CODE,
-    Ending,
     end_process,
     failure_of,
     print_line,
 )
-from pipeplan.runtime.supervision.local_watch import LocalWatch, death_of
 from pipeplan.runtime.supervision.options import WatchdogOptions
-from pipeplan.runtime.supervision.patient_clock import PatientClock
 from pipeplan.runtime.supervision.processes import Process
-from pipeplan.runtime.supervision.signs import Signs
-from pipeplan.runtime.supervision.status_board import (
-    Beat,
-    Failure,
-    FailureKind,
-    State,
-    Status,
-    StatusBoard,
-)
-from pipeplan.runtime.supervision.store_holder import StoreHolder
-from pipeplan.runtime.supervision.termination import Termination
+from pipeplan.runtime.supervision.status_board import INSIDE, FailureKind, State, StatusBoard
+from pipeplan.runtime.supervision.watching import Watcher
 
 __all__ = ["GRACE_S", "INTERRUPTED_CODE", "Watchdog", "WatchdogOptions"]
 
-SEARCH_S = 1.5
-"""How long a rank that was asked to end looks for the reason."""
-
 
 class Watchdog:
-    """Watches over the ranks of one pipeline."""
+    """Watches over the ranks of one launch or pipeline."""
 
     def __init__(
         self,
@@ -80,58 +60,57 @@ class Watchdog:
         *,
         key: bytes = b"",
         processes: list[Process] | None = None,
+        courier: Courier | None = None,
     ) -> None:
-        self._rank, self._rank_names, self._options = rank, rank_names, options
-        self._pid, self._parent = os.getpid(), os.getppid()
-        self._board = StatusBoard(store, rank, len(rank_names), key)
-        self._clock = PatientClock(options.beat_s)
-        self._driver = Driver()
-        self._status = Status(State.OUTSIDE, "", 0.0, 0, "")
-        self._seen_blocks: set[Any] = set()
-        self.batch_key: Any = None
-        """Set this to the shapes of the batch: the first block of each kind may take longer."""
-        self._stop, self._is_ending = threading.Event(), threading.Event()
-        self._termination = Termination()
-        self.failure: str | None = None
-        """The line that says why all ranks end."""
-        self._processes = processes or self._board.exchange_processes()
-        self._local = LocalWatch(rank, self._processes, options.beat_timeout_s)
-        self._holder = StoreHolder.of_this_launch(self._processes, self._parent)
-        self._courier = Courier()
-        self._ending = Ending(
-            self._board, self._courier, rank, self._processes, options, end or end_process
-        )
-        self._signs = Signs(
-            self._board, self._courier, rank, rank_names, self._processes, options, self._clock
-        )
-        self._count = 0
-        self._has_store = True
-        self._board.write_beat(self._beat())
-        atexit.register(self._at_exit)
-        self._thread = threading.Thread(target=self._watch, name="pipeplan-watchdog", daemon=True)
-        self._thread.start()
-
-    # ---------------------------------------------------------------- for the main thread
-
-    def enter(self, state: State, doing: Any = "") -> None:
+        self._pid = os.getpid()
+        if processes is None:
+            processes = StatusBoard(store, rank, len(rank_names), key).exchange_processes()
+        courier = courier or Courier()
+        self._crew = make_crew(store, rank, processes, options, courier, key, rank_names)
+        self._activity = Activity(self._crew.clock)
+        self.enter = self._activity.enter
         """Say what the main thread of this rank begins to do."""
-        before, is_first = self._status, False
-        if state is State.COMPUTING:
-            kind = (self.batch_key, before.call, getattr(doing, "kind", None))
-            is_first = kind not in self._seen_blocks
-            self._seen_blocks.add(kind)
-        self._status = Status(state, doing, self._clock.now_s, before.calls, before.call, is_first)
+        self._tell(self._activity.beat())
+        atexit.register(self._at_exit)
+        self._watcher = Watcher(self._crew, self._activity, end or end_process)
+
+    def _tell(self, beat: Any) -> None:
+        """Show a sign of life, if the store answers."""
+        with contextlib.suppress(StoreError):
+            self._crew.courier.ask(lambda: self._crew.board.write_beat(beat))
+
+    def be_patient(self, options: WatchdogOptions) -> None:
+        """Use other limits from now on."""
+        self._crew.be_patient(options)
+        self._watcher.termination.wake()  # it may be in the midst of a longer beat
+
+    def name_ranks(self, rank_names: list[str]) -> None:
+        """Call the ranks so from now on, besides their numbers."""
+        self._crew.rank_names = rank_names
+
+    def note_batch(self, key: Any) -> None:
+        """Say which shapes the batch has: the first block of each kind may take longer."""
+        self._activity.batch_key = key
+
+    @property
+    def failure(self) -> str | None:
+        """The line that says why all ranks end; None while all is well."""
+        return self._watcher.failure
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """Inside a method that all ranks call; the calls are numbered and compared."""
-        self._driver.take_over()
-        calls = self._status.calls + 1
-        self._status = Status(State.TOGETHER, "", self._clock.now_s, calls, name)
+        """Inside a method that all ranks call; the calls are numbered and compared.
+
+        Raises:
+            RuntimeMismatchError: nobody watches any more.
+        """
+        if self._watcher.stop.is_set():
+            raise RuntimeMismatchError(f"{name}: the pipeline is closed; make a new one")
+        self._activity.begin_call(name)
         try:
             yield
         finally:
-            if not self._stop.is_set():
+            if not self._watcher.stop.is_set():
                 self.enter(State.OUTSIDE)
 
     def report(self, error: BaseException, *, is_mismatch: bool = False) -> None:
@@ -141,258 +120,87 @@ class Watchdog:
         """
         if os.getpid() != self._pid:
             return  # a forked child has no part in this
-        failure = failure_of(self._rank, error, is_mismatch=is_mismatch)
-        self.failure = self._line(failure)
-        if failure.kind is FailureKind.INTERRUPTED:
-            error.add_note(self.failure)  # the line is printed here or by another rank
+        failure = failure_of(self._crew.rank, error, is_mismatch=is_mismatch)
+        line = self._watcher.failure = self._crew.line_of(failure)
+        is_interrupt = failure.kind is FailureKind.INTERRUPTED
+        if is_interrupt:
+            error.add_note(line)  # the line is printed here or by another rank
+        ask, board = self._crew.courier.ask, self._crew.board
         with contextlib.suppress(StoreError):
-            self._ending.ask(lambda: self._board.declare(failure))
+            ask(lambda: board.declare(failure))
             if is_mismatch:
-                self._ending.ask(self._board.mark_read)  # this rank ends by its own error
-            self._ending.await_readers(culprit=self._rank)
-            is_interrupt = failure.kind is FailureKind.INTERRUPTED
-            if is_interrupt and self._ending.ask(self._board.become_speaker):
-                print_line(self.failure)  # there is nobody else to say it
+                ask(board.mark_read)  # this rank ends by its own error
+            self._watcher.ending.await_readers(culprit=self._crew.rank)
+            if is_interrupt and ask(board.become_speaker):
+                print_line(line)  # there is nobody else to say it
 
     def await_verdict(self) -> None:
         """Wait until another rank's failure is noticed; that ends this process."""
         if os.getpid() != self._pid:
             return
-        patience_s = self._options.beat_timeout_s + 2 * self._options.beat_s + GRACE_S
+        options = self._crew.options
         self.enter(State.SEEKING)
-        self._stop.wait(patience_s)
+        self._watcher.stop.wait(options.beat_timeout_s + 2 * options.beat_s + GRACE_S)
 
     def await_end(self) -> None:
         """If the watchdog ends this process right now, let it: it has more to do than to exit."""
-        if self._is_ending.is_set() and os.getpid() == self._pid:
-            self._thread.join(timeout=2 * (self._options.beat_timeout_s + GRACE_S + ANSWER_S))
+        if self._watcher.is_ending.is_set() and os.getpid() == self._pid:
+            timeout_s = 2 * (self._crew.options.beat_timeout_s + GRACE_S + ANSWER_S)
+            self._watcher.thread.join(timeout_s)
 
     def close(self, reason: str = "") -> None:
         """Stop watching; `reason` is told to ranks that still wait for this one."""
         if os.getpid() != self._pid:
             return
-        was_open = not self._stop.is_set()
+        watcher = self._watcher
+        was_open = not watcher.stop.is_set()
         if was_open:
             self.enter(State.DONE, reason)
-            with contextlib.suppress(StoreError):
-                beat = self._beat()
-                self._ending.ask(lambda: self._board.write_beat(beat))
-        self._stop.set()
-        if was_open and threading.current_thread() is not self._thread:
-            self._termination.wake()
-            self._thread.join(timeout=5)
-            self._termination.close()
-            if self._rank != 0:
+            self._tell(self._activity.beat())
+        watcher.stop.set()
+        if was_open and threading.current_thread() is not watcher.thread:
+            watcher.termination.wake()
+            watcher.thread.join(timeout=5)
+            watcher.termination.close()
+            if self._crew.rank != 0:
                 self._release()
 
     def _release(self) -> None:
         atexit.unregister(self._at_exit)
-        self._courier.close(timeout_s=1.0)
+        self._crew.courier.close(timeout_s=1.0)
 
     def _at_exit(self) -> None:
-        """The program ends: tell others why; rank 0 may hold the store, so it lets them read."""
+        """The program ends: tell others why; rank 0 lets them read, unless its store has ended."""
         if os.getpid() != self._pid:
             return
         self.await_end()
-        if not self._stop.is_set():
+        if not self._watcher.stop.is_set():
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-            if isinstance(error, Exception) and self.failure is None:
+            if isinstance(error, Exception | KeyboardInterrupt) and self.failure is None:
                 self.report(error)
             self.close("ended its program")
-        if self._rank == 0:
-            deadline_s = time.monotonic() + 2.5 * self._options.beat_s
+        if self._crew.rank == 0:
+            # A store that this program has destroyed answers nobody.
             with contextlib.suppress(StoreError):
-                while time.monotonic() < deadline_s and not self._are_others_done():
-                    time.sleep(POLL_S)
-            self._courier.close(timeout_s=0.1)
+                if dist.is_initialized():
+                    self._let_others_read()
+            self._crew.courier.close(timeout_s=0.1)
+
+    def _let_others_read(self) -> None:
+        """Keep the store until others are done, or know why they end.
+
+        A rank that still waits for this one is about to find out that it does so in vain.
+        """
+        start_s, options = time.monotonic(), self._crew.options
+        while not self._are_others_done():
+            beats = self._crew.courier.ask(self._crew.board.read_beats)
+            is_awaited = any(beat.state in INSIDE for beat in beats)
+            limit_s = options.beat_timeout_s if is_awaited else 2.5 * options.beat_s
+            if time.monotonic() - start_s > limit_s:
+                return
+            time.sleep(POLL_S)
 
     def _are_others_done(self) -> bool:
-        beats = self._ending.ask(self._board.read_beats)
-        return all(
-            beat.state is State.DONE or self._processes[rank].is_gone
-            for rank, beat in enumerate(beats)
-        )
-
-    # ---------------------------------------------------------------- the thread
-
-    def _watch(self) -> None:
-        while True:
-            is_asked_to_end = self._termination.wait(self._options.beat_s)
-            if self._stop.is_set():
-                return
-            self._driver.look(self._clock.tick())
-            if os.getppid() != self._parent:
-                self._end_without_launcher()
-                return
-            if is_asked_to_end:
-                self._seek_reason()
-                return
-            try:
-                failure = self._find_failure()
-            except StoreError:
-                if not self._goes_on_without_store():
-                    return
-                continue
-            if failure is not None:
-                self._finish(failure)
-                return
-
-    def _beat(self) -> Beat:
-        """A new sign of life."""
-        status, driver = self._status, self._driver
-        self._count += 1
-        return Beat(
-            count=self._count,
-            state=status.state,
-            doing=str(status.doing),
-            age_s=self._clock.now_s - status.since_s,
-            calls=status.calls,
-            call=status.call,
-            where=driver.where,
-            collective=driver.collective,
-            held_s=driver.held_s,
-            is_idle=driver.is_idle,
-        )
-
-    def _find_failure(self) -> Failure | None:
-        """The failure that was declared; if there is none, look for one and declare it.
-
-        Raises:
-            StoreError: the store is gone, or has not answered for `beat_timeout_s`.
-        """
-        found = self._own_hang() or self._on_this_host()
-        if found is not None and self._holder.rank is None and self._holder.process.is_stopped:
-            raise StoreError  # the rank that is gone has ended because of that
-        if found is None and self._has_store:
-            found = self._signs.exchange(self._beat)
-        return self._declared(found)
-
-    def _declared(self, found: Failure | None) -> Failure | None:
-        """The failure that all ranks read: this one, if it is the first."""
-        if found is not None and found.rank == self._holder.rank:
-            self._has_store &= not self._holder.process.is_stopped  # so it cannot answer
-        if found is None or not self._has_store:
-            return found
-        try:
-            return self._ending.ask(lambda: self._board.declare(found))
-        except StoreError:
-            self._has_store = False
-            return found
-
-    def _own_hang(self) -> Failure | None:
-        status, options = self._status, self._options
-        if status.state is not State.COMPUTING:
-            return None
-        age_s, name = self._clock.now_s - status.since_s, "hang_timeout_s"
-        limit_s = options.hang_timeout_s
-        if status.is_first and options.first_block_timeout_s > limit_s:
-            limit_s, name = options.first_block_timeout_s, "first_block_timeout_s"
-        if age_s <= limit_s:
-            return None
-        at = f" ({self._driver.where})" if self._driver.where else ""
-        return Failure(
-            rank=self._rank,
-            reason=f"hangs: {status.doing} has run for {age_s:.0f} s{at}; if a block may take"
-            f" longer, raise {name} ({limit_s:g} s)",
-        )
-
-    def _on_this_host(self) -> Failure | None:
-        """A rank of this host that has ended before it was done, or was stopped."""
-        for failure in self._local.look(self._clock.now_s):
-            if failure.rank not in self._local.gone or not self._is_done(failure.rank):
-                return failure
-        return None
-
-    def _is_done(self, rank: int) -> bool:
-        """Whether a rank that has ended had closed its pipeline before."""
-        beat = self._signs.last(rank)
-        if self._has_store and (beat is None or beat.state is not State.DONE):
-            with contextlib.suppress(StoreError):
-                beat = self._ending.ask(lambda: self._board.read_beat(rank)) or beat
-        if beat is not None:
-            self._signs.note(rank, beat)
-        return beat is not None and beat.state is State.DONE
-
-    # ---------------------------------------------------------------- the end
-
-    def _finish(self, failure: Failure) -> None:
-        """Say the failure if nobody else does, and end this process."""
-        self.failure = self._line(failure)
-        if self._ends_by_itself(failure):
-            return
-        if failure.kind is FailureKind.MISMATCH and self._stop.wait(GRACE_S):
-            return  # this rank has found the mismatch by itself
-        self._is_ending.set()
-        try:
-            if not self._has_store:
-                raise StoreError
-            self._ending.with_store(failure, self.failure)
-        except StoreError:
-            self._ending.without_store(self.failure, failure.rank, self._absent(failure.rank))
-
-    def _ends_by_itself(self, failure: Failure) -> bool:
-        """Whether the failure is an error of this rank's main thread, which ends the rank."""
-        return failure.rank == self._rank and failure.kind is not FailureKind.NOTICED
-
-    def _absent(self, culprit: int | None) -> set[int]:
-        """Ranks that do not print: they are done."""
-        return self._signs.done() - {culprit}
-
-    def _seek_reason(self) -> None:
-        """Find out which rank is gone, and say so; then end, as the launcher asked."""
-        deadline_s = time.monotonic() + SEARCH_S
-        found: Failure | None = None
-        while time.monotonic() < deadline_s and found is None:
-            gone = [rank for rank, process in enumerate(self._processes) if process.is_gone]
-            lost = [rank for rank in gone if not self._is_done(rank)]
-            if lost:
-                found = self._declared(death_of(lost[0], self._processes[lost[0]]))
-            elif self._has_store:
-                try:
-                    found = self._ending.ask(self._board.read_failure)
-                except StoreError:
-                    self._has_store = False
-            time.sleep(POLL_S)
-        if found is not None:
-            if self._ends_by_itself(found):
-                return
-            self._finish(found)
-        self._ending.end(TERMINATED_CODE)
-
-    def _end_without_launcher(self) -> None:
-        """The launcher may have held the store, so the store cannot settle who speaks."""
-        self.failure = "the launcher is gone; all ranks end"
-        self._ending.without_store(self.failure, None, self._absent(None))
-
-    def _goes_on_without_store(self) -> bool:
-        """Blame whoever holds the store, and end; go on if that rank was done before."""
-        self._has_store = False
-        self._stop.wait(self._options.beat_s)
-        if self._stop.is_set():
-            return False  # this rank is done; the store went with a rank that was done before
-        if os.getppid() != self._parent:
-            self._end_without_launcher()
-            return False
-        rank = self._holder.rank
-        beat = self._signs.last(rank) if rank is not None else None
-        if rank is not None and beat is not None:
-            is_ahead = self._status.calls > beat.calls and self._status.state is not State.OUTSIDE
-            if beat.state is State.DONE and not is_ahead:
-                return True
-            if beat.state is State.DONE:
-                what = f"{beat.doing or 'closed its pipeline'} after call {beat.calls}"
-                self._finish(Failure(rank=rank, reason=f"{what}, but others are in a later one"))
-                return False
-        reason = self._holder.reason(
-            self._options.beat_timeout_s, is_gone=not self._signs.is_waiting
-        )
-        if rank is not None:
-            self._finish(Failure(rank=rank, reason=reason))
-        else:
-            self.failure = f"{reason}; all ranks end"
-            self._ending.without_store(self.failure, None, self._absent(None))
-        return False
-
-    def _line(self, failure: Failure) -> str:
-        name = self._rank_names[failure.rank]
-        return printable(f"rank {failure.rank} ({name}) {failure.reason}; all ranks end")
+        ending, rank = self._watcher.ending, self._crew.rank
+        others = (other for other in range(self._crew.num_ranks) if other != rank)
+        return all(ending.knows_or_ended(other) for other in others)

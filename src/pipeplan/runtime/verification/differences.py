@@ -14,18 +14,30 @@ from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.layer_records import LayerCall, Noted
 from pipeplan.runtime.verification.runs import Result, StageCalls, owned_positions
 from pipeplan.splitting.layout import LayoutKind
+from pipeplan.splitting.placeholders import CARRIED_PAST, has_placeholder
 from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Difference", "are_close", "find_difference"]
 
-CARRIED_PAST = (
-    "they use values of other stages that no layer returns, such as x0 in x = block(x) + x0, a mask"
-    " made of embeddings, or a weight taken from another module; such values do not cross a cut:"
-    " make it a chain of modules that return all that later ones need"
-)
 READS_LAYERS = (
     "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
     " only this stage's; call pipeplan.runtime.add_loss in those layers instead"
+)
+NOT_THERE = (
+    "a stage has only its own layers, so what others keep (losses, activations, globals, closures)"
+    " is not there; pass it on from layer to layer, or let those layers call"
+    " pipeplan.runtime.add_loss"
+)
+REMEMBERS = (
+    "model: gives another result for the same rows when it runs again; it remembers something"
+    " outside of its modules (a global, a class attribute, a closure, a cache), or draws from a"
+    " source of its own (numpy.random.default_rng, the clock); keep it in attributes or buffers of"
+    " a layer, and draw from the generators of torch, Python or numpy"
+)
+OTHER_OUTPUT = (
+    "its input is the same, so it reads something that is not its own: what other layers keep, a"
+    " global, a closure, or a source of randomness that cannot be seeded; keep what it needs in its"
+    " attributes or buffers, or pass it on from layer to layer"
 )
 
 
@@ -78,7 +90,7 @@ def are_close(
     `dtype` is that of the computation, if it is lower. `floor` is a size below which a difference
     is only rounding.
     """
-    if first.shape != second.shape or first.dtype != second.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype or has_placeholder(second):
         return False
     if not (first.is_floating_point() or first.is_complex()):
         return torch.equal(first, second)
@@ -107,7 +119,7 @@ def _find_in_forward(
             return None
         place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
         if place:
-            return f"{place}; {_reason(module)}"
+            return place
         if cut.losses[index].isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
             return (
                 f"layers {module.layers_text}: their loss is NaN; {CARRIED_PAST}; a loss that"
@@ -125,8 +137,8 @@ def _find_in_forward(
         )
     if found is None or not _are_alike(expected, found, dtype):
         place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
-        place = place or f"layers {module.layers_text}: what leaves them is not the whole model's"
-        return f"{place}; {_reason(module)}"
+        text = f"layers {module.layers_text}: what leaves them is not the whole model's"
+        return place or f"{text}; {_reason(module)}"
     # More gradients than in the whole model do no harm: with recomputation nobody knows yet.
     pairs = zip(expected.needs_gradient, found.needs_gradient, strict=True)
     if any(needs and not has for needs, has in pairs) and cut.gradients:
@@ -150,18 +162,20 @@ def _first_layer(
             continue
         name = printable(module.layout.atoms[atom])
         if atom not in cut:
-            return f"layer {name!r}: the whole model calls it, its stage does not"
+            return (
+                f"layer {name!r}: the whole model calls it, its stage does not; {_reason(module)}"
+            )
         given = list(zip(whole[atom].inputs, cut[atom].inputs, strict=False))
         for (argument, expected), (_, found) in given:
             if not are_close(expected, found, dtype=dtype):
                 nan = " (it is NaN)" if found.isnan().any() and not expected.isnan().any() else ""
                 return (
                     f"layer {name!r}: its {argument} is not that of the whole model{nan}, so"
-                    " something between the layers is lost or has changed"
+                    f" something between the layers is lost or has changed; {_reason(module)}"
                 )
         outputs = whole[atom].output, cut[atom].output
         if outputs[0] and outputs[1] and not _are_alike(outputs[0], outputs[1], dtype):
-            return f"layer {name!r}: its output is not that of the whole model"
+            return f"layer {name!r}: its output is not that of the whole model; {OTHER_OUTPUT}"
     return ""
 
 
@@ -253,7 +267,8 @@ def _find_in_buffers(stage: StageCalls, whole: Result, cut: Result) -> str | Non
         expected = whole.buffers.get(name)
         if expected is not None and not are_close(expected, found, dtype=stage.amp_dtype):
             return (
-                f"buffer {printable(name)!r}: changes otherwise than in the whole model; a layer"
-                " may count its forwards where recomputation runs twice"
+                f"buffer {printable(name)!r}: changes otherwise than in the whole model; layers of"
+                " other stages may change it too, or values of other stages enter it; give it to"
+                " one layer"
             )
     return None

@@ -10,6 +10,7 @@ from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
+from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.verdict import Verification
 
 __all__ = ["FirstStep"]
@@ -29,6 +30,7 @@ class FirstStep:
         settings: ReplicaSettings,
     ) -> None:
         self._doubt: str | None = None
+        self._loss_rows: LossOfRows | None = None
         self._verification: Verification | None = None
         if settings.verifies:
             place = placement.find(rank)
@@ -44,13 +46,22 @@ class FirstStep:
                 recomputes=place is not None and plan.stages[place[0]].recompute,
             )
 
-    def verify(self, batch: Any, targets: Any, num_rows: int, watchdog: Watchdog) -> None:
-        """Compare the stages with the whole model, if that is still to be done."""
+    def verify(
+        self, batch: Any, targets: Any, num_rows: int, number: int, watchdog: Watchdog
+    ) -> None:
+        """Compare the stages with the whole model, if that is still to be done.
+
+        Later the last stage looks at the targets now and then: in batch 1, 2, 4, 8, ...
+        """
         if self._verification is None:
+            if self._loss_rows is not None and number & (number - 1) == 0:
+                problem = self._loss_rows.find_problem(targets, num_rows)
+                if problem is not None:
+                    raise RuntimeMismatchError(problem)
             return
         watchdog.enter(State.OUTSIDE)  # it may take longer than a block
         try:
-            self._doubt = self._verification.run(batch, targets, num_rows)
+            self._doubt, self._loss_rows = self._verification.run(batch, targets, num_rows)
         except RuntimeMismatchError as error:  # all ranks raise it
             watchdog.report(error, is_mismatch=True)
             raise

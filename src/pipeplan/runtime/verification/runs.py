@@ -14,6 +14,7 @@ the spoiling run replaces them by values of other inputs.
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeplan.runtime.execution import LossTerms, StageRunner
+from pipeplan.documents.text import printable
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import CodeState
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.verification.layer_records import LayerCall, LayerRecorder, Noted, note
-from pipeplan.runtime.verification.same_randomness import Draw, SameRandomness
+from pipeplan.runtime.verification.same_randomness import Draw, SameRandomness, seed_python
 from pipeplan.splitting.layout import LayoutKind
-from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors
+from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = [
     "Result",
@@ -38,6 +46,7 @@ __all__ = [
     "run_stage",
     "run_whole",
     "spoil",
+    "try_whole",
 ]
 
 
@@ -73,6 +82,21 @@ class Result:
     draws: list[Draw] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     uses_own_generator: bool = False
+    has_gradient: bool = False
+    """Whether the loss depends on a parameter that is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What modules and their code remember at one moment."""
+
+    of_modules: ModuleState
+    of_code: CodeState
+
+    def put_back(self) -> None:
+        """Let them remember that again."""
+        self.of_modules.put_back()
+        self.of_code.put_back()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +118,19 @@ class StageCalls:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.amp_dtype)
 
+    def modules(self) -> list[nn.Module]:
+        """The modules of the model as it is now, and those of the loss."""
+        found = list(self.module.model.modules())
+        if isinstance(self.loss.loss_fn, nn.Module):
+            known = set(map(id, found))
+            found += [m for m in self.loss.loss_fn.modules() if id(m) not in known]
+        return found
+
+    def state(self) -> "KeptState":
+        """What the model and the loss remember now, in their modules and in their code."""
+        modules = self.modules()
+        return KeptState(ModuleState(modules), CodeState(modules, [self.loss.loss_fn]))
+
     def shares(self, samples: Sequence[Sample]) -> list[float]:
         """By how much the loss of each microbatch counts."""
         weights = [self.loss.weight(sample.targets, sample.num_rows) for sample in samples]
@@ -110,7 +147,7 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     recorder.attach(model)
     num_rows = sum(sample.num_rows for sample in samples)
     try:
-        with _mode(model, trains=trains), randomness:
+        with _mode(stage.modules(), trains=trains), randomness:
             shares = stage.shares(samples)
             for index, (sample, share) in enumerate(zip(samples, shares, strict=True)):
                 recorder.begin()
@@ -123,21 +160,22 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 result.leaving.append(_crossing(stage.module, recorder, atoms.stop))
                 if trains and total.requires_grad:
                     total.backward()  # type: ignore[no-untyped-call]
+                    result.has_gradient = True
     finally:
         recorder.detach()
-        randomness.restore()
     result.draws, result.again = randomness.draws, recorder.again
     _note_tensors(stage, result)
     return result
 
 
-def evaluate_whole(stage: StageCalls, sample: Sample) -> float:
-    """The whole model's loss of some rows, in evaluation; the model has to be whole."""
+def evaluate_whole(stage: StageCalls, sample: Sample) -> tuple[float, Any]:
+    """The whole model's loss and output in evaluation; the model has to be whole."""
     args, kwargs = sample.copied().call
-    with _mode(stage.module.model, trains=False), SameRandomness():
+    with _mode(stage.modules(), trains=False), SameRandomness():
         with stage.autocast():
             output = stage.module.model(*args, **kwargs)
-        return float(stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast()))
+        loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
+        return float(loss), output
 
 
 def _whole_loss(
@@ -166,6 +204,28 @@ def _crossing(module: StageModule, recorder: LayerRecorder, atom: int) -> Noted 
         return call.first_input if call else None
     call = recorder.calls.get(atom - 1)
     return call.output if call else None
+
+
+def try_whole(stage: StageCalls, sample: Sample) -> list[torch.Tensor] | None:
+    """What the whole model gives for a sample, and its loss; None if it raises.
+
+    Two such runs give the same unless Python remembers something of what came between them.
+    """
+    args, kwargs = sample.copied().call
+    with stage.module.whole() as model:
+        state = stage.state()
+        seed_python("start")
+        try:
+            with torch.no_grad(), SameRandomness(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with stage.autocast():
+                    output = model(*args, **kwargs)
+                loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
+            return [tensor.clone() for tensor in (*tensors_in(output), loss)]
+        except Exception:
+            return None
+        finally:
+            state.put_back()
 
 
 def spoil(stage: StageCalls, sample: Sample) -> None:
@@ -205,7 +265,6 @@ def run_stage(
                 _backward(stage, index, whole.leaving[index], carried[index], result)
     finally:
         recorder.detach()
-        randomness.restore()
     result.draws, result.uses_own_generator = randomness.draws, randomness.uses_own_generator
     _note_tensors(stage, result)
     return result
@@ -235,6 +294,8 @@ def _forward(
     tensors, template = _as_message(stage.module, entering)
     call = sample.call if stage.module.needs_inputs else ((), {})
     row_share = sample.num_rows / sum(each.num_rows for each in samples)
+    watched = tensors_in(call)
+    num_changes = [count_changes(tensor) for tensor in watched]
     recorder.begin()
     draws, did_clone = recorder.randomness.draws, runner.clones_inputs
     num_before = len(draws)
@@ -254,6 +315,8 @@ def _forward(
     recorder.end()
     if runner.clones_inputs and not did_clone:  # it has run twice to find that out
         del draws[num_before : (num_before + len(draws)) // 2]
+    if [count_changes(tensor) for tensor in watched] != num_changes:
+        runner.clone_inputs()  # microbatches are parts of one batch, which stays as it is
     result.calls.append(recorder.calls)
     return tensors
 
@@ -290,10 +353,16 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     """Note the gradients of the stage's parameters, and its buffers."""
     for name, parameter in stage.parameters.items():
         gradient = parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise RuntimeMismatchError(
+                f"parameter {printable(name)!r}: has a sparse gradient, which ranks do not sum; use"
+                " sparse=False"
+            )
         result.gradients[name] = None if gradient is None else gradient.detach().clone()
-    result.buffers = {
-        name: buffer.detach().clone() for name, buffer in stage.module.model.named_buffers()
-    }
+    named = dict(stage.module.model.named_buffers())
+    if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
+        named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
+    result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
     _clear(stage.module.model)
     for parameter in stage.parameters.values():
         parameter.grad = None
@@ -305,14 +374,15 @@ def _clear(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _mode(model: nn.Module, *, trains: bool) -> Iterator[None]:
+def _mode(modules: Sequence[nn.Module], *, trains: bool) -> Iterator[None]:
     """Training in the modes that the modules have, or evaluation without gradients."""
     if trains:
         with torch.enable_grad():
             yield
         return
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    modes = [(module, module.training) for module in modules]
+    for module in modules:
+        module.eval()
     try:
         with torch.no_grad():
             yield

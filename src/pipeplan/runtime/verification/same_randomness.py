@@ -67,8 +67,9 @@ class SameRandomness(TorchDispatchMode):
             return output
         return func(*args, **kwargs)
 
-    def restore(self) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Give generators of the model the state that they had."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for generator, state in self._states.values():
             generator.set_state(state)
 

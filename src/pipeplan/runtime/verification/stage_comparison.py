@@ -18,6 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,14 @@ from torch import nn
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.module_state import ModuleState
-from pipeplan.runtime.verification.differences import Difference, find_difference
+from pipeplan.runtime.verification.differences import (
+    NOT_THERE,
+    REMEMBERS,
+    Difference,
+    are_close,
+    find_difference,
+)
+from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.runs import (
     Result,
     Sample,
@@ -34,7 +42,9 @@ from pipeplan.runtime.verification.runs import (
     run_stage,
     run_whole,
     spoil,
+    try_whole,
 )
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
@@ -60,6 +70,8 @@ class Report:
     cut: Projections
     whole_error: str | None = None
     """Why the whole model could not run at all."""
+    loss_rows: LossOfRows | None = None
+    """By which the last stage looks at targets of later batches."""
 
 
 def compare_stage(
@@ -69,14 +81,21 @@ def compare_stage(
     held_by: Mapping[str, set[int]],
     *,
     recomputes: bool = False,
+    has_replicas: bool = False,
     joint: Sample | None = None,
+    spread: tuple[Any, int] | None = None,
 ) -> Report:
     """Compare a stage that was cut with `keep_whole`; afterwards everything is as before.
 
     `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
+    `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
     """
     module = stage.module
     own_state = ModuleState(module.model.modules(), parameters=True)
+    marks = _marks(module.model)
+    before = try_whole(stage, samples[0])
+    changed = _changed(module.model, marks)
+    own_state.put_back()
     with _nudged([*module.model.parameters(), *module.rest.tensors]):
         own = {id(parameter) for parameter in module.model.parameters()}
         separated = module.rest.separate(own)
@@ -85,38 +104,76 @@ def compare_stage(
             for name, parameter in stage.parameters.items()
             if len(held_by[name]) > 1 and id(parameter) not in separated
         ]
+        loss_rows = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
                 if joint is not None and difference is None and module.is_last:
-                    difference = _compare_with_joint(stage, samples, wholes[False], joint)
+                    aims = spread or (joint.targets, joint.num_rows)
+                    difference, loss_rows = _look_at_rows(
+                        stage, samples, wholes[False], joint, aims
+                    )
         finally:
             own_state.put_back()
-    if difference is None and recomputes and cut.uses_own_generator:
+    if changed and (difference is not None or recomputes or has_replicas):
+        difference = _in_forward(_changed_text(changed))
+    elif before is not None and _differ(before, try_whole(stage, samples[0])):
+        difference = _in_forward(REMEMBERS)
+    elif difference is None and recomputes and cut.uses_own_generator:
         difference = _in_forward(
             f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
             " recomputation cannot repeat; use torch's default generator, or plan without recompute"
         )
+    own_state.put_back()
     return Report(
         difference=difference,
         loss=float(sum(wholes[True].losses)),
         whole=_project(wholes[True], shared, first_name_of),
         cut=_project(cut, shared, first_name_of),
+        loss_rows=loss_rows,
     )
+
+
+def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
+    """How often each parameter was changed in place, and two numbers that its values give."""
+    return {
+        name: (count_changes(p), float(p.detach().sum()), float(p.detach().norm()))
+        for name, p in model.named_parameters()
+        if not p.is_meta and not p.is_complex()
+    }
+
+
+def _changed(model: nn.Module, marks: Mapping[str, tuple[int, float, float]]) -> list[str]:
+    now = _marks(model)
+    return [name for name, mark in marks.items() if repr(now[name]) != repr(mark)]  # NaN is NaN
+
+
+def _changed_text(names: Sequence[str]) -> str:
+    return (
+        f"parameter {printable(names[0])!r}: the forward changes it (max_norm, an average of other"
+        " weights, clamp_); replicas, recomputation and microbatches under way would each see other"
+        " values: make it a buffer, or change it between steps"
+    )
+
+
+def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None) -> bool:
+    return second is None or len(first) != len(second) or not all(map(are_close, first, second))
 
 
 def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
     """The whole model's results in training and in evaluation."""
     with stage.module.whole() as model:
-        state = ModuleState(model.modules())
+        state = stage.state()
         try:
             results = {}
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
                 state.put_back()
             spoil(stage, samples[0])
+        except RuntimeMismatchError:
+            raise
         except Exception as error:
             raise WholeModelError(
                 f"model: the whole model raises on {samples[0].num_rows} rows of the batch, but its"
@@ -126,6 +183,11 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             state.put_back()
             for parameter in model.parameters():
                 parameter.grad = None
+        if stage.parameters and not results[True].has_gradient:
+            raise RuntimeMismatchError(
+                "loss_fn: its loss has no gradient, so nothing would be trained; it must not"
+                " detach, and must not be computed under torch.no_grad"
+            )
     return results
 
 
@@ -133,11 +195,14 @@ def _run_and_compare(
     stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
-    state = ModuleState(stage.module.model.modules())
+    state = stage.state()
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
             return find_difference(stage, whole, whole, shared=shared), trained
+        missing = _find_missing(stage, whole)
+        if missing is not None:
+            return _in_forward(missing), trained
         try:
             cut = run_stage(stage, samples, whole, trains=trains)
         except RuntimeMismatchError as error:
@@ -146,7 +211,7 @@ def _run_and_compare(
             note = "; ".join(getattr(error, "__notes__", []))
             text = (
                 f"layers {stage.module.layers_text}: raise when they run as a stage, but not in the"
-                f" whole model: {_first_line(error)}{'; ' if note else ''}{note}"
+                f" whole model: {_first_line(error)}; {note or NOT_THERE}"
             )
             return _in_forward(text), trained
         finally:
@@ -161,38 +226,77 @@ def _run_and_compare(
     return None, trained
 
 
-def _compare_with_joint(
-    stage: StageCalls, samples: Sequence[Sample], whole: Result, joint: Sample
-) -> Difference | None:
-    """Refuse a loss that is a sum over rows; say so if it is another thing than their mean."""
-    with stage.module.whole() as model:
-        state = ModuleState(model.modules())
-        try:
-            found = evaluate_whole(stage, joint)
-        except Exception:
-            return None  # the batch's rows alone are what counts
-        finally:
-            state.put_back()
-    shares = stage.shares(samples)
-    mean = sum(float(loss) for loss in whole.losses)
-    parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
-    if _are_near(found, mean) or not all(map(math.isfinite, (found, mean))):
-        return None
-    if _are_near(found, sum(parts)):
-        return _in_forward(
-            f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
-            f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
-        )
-    sys.stderr.write(
-        f"pipeplan: loss_fn is no mean over rows: {found:.6g} for {joint.num_rows} rows, {mean:.6g}"
-        " as the mean of their microbatches; give loss_weight_fn if targets weigh differently."
-        " Otherwise each microbatch has its own loss, as with gradient accumulation\n"
-    )
+def _find_missing(stage: StageCalls, whole: Result) -> str | None:
+    """Name a layer beside a cut that the whole model does not call."""
+    module = stage.module
+    ends = [
+        (None in whole.entering, module.atoms[0] - 1),
+        (None in whole.leaving, module.atoms[-1]),
+    ]
+    for (is_missing, atom), is_end in zip(ends, (module.is_first, module.is_last), strict=True):
+        if is_missing and not is_end:
+            name = module.layout.atoms[max(atom, 1) if module.layout.list_name else atom]
+            return (
+                f"model: does not call the layer {printable(name)!r} for some rows, so a stage"
+                " cannot begin or end there; a layer that is left out has to decide so inside its"
+                " own forward"
+            )
     return None
 
 
-def _are_near(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-6)
+def _look_at_rows(
+    stage: StageCalls,
+    samples: Sequence[Sample],
+    whole: Result,
+    joint: Sample,
+    spread: tuple[Any, int],
+) -> tuple[Difference | None, LossOfRows | None]:
+    """Refuse a loss that is no mean over rows; say so if rows influence each other in the model."""
+    with stage.module.whole():
+        state = stage.state()
+        try:
+            found, output = evaluate_whole(stage, joint)
+        except Exception:
+            return None, None  # the batch's rows alone are what counts
+        finally:
+            state.put_back()
+    rows = LossOfRows.of(stage.loss, output, joint.num_rows, stage.device, stage.amp_dtype)
+    problem = rows.find_problem(*spread) if rows is not None else None
+    if problem is not None:
+        return _in_forward(problem), None
+    shares = stage.shares(samples)
+    mean = sum(float(loss) for loss in whole.losses)
+    parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
+    rounding = torch.finfo(stage.amp_dtype or torch.float32).eps ** 0.75
+    kinds = {loss.dtype for loss in whole.losses} | {t.dtype for t in stage.parameters.values()}
+    rounding = max([rounding, *(torch.finfo(kind).eps ** 0.75 for kind in kinds)])
+
+    def is_near(value: float) -> bool:
+        return math.isclose(found, value, rel_tol=5 * rounding, abs_tol=1e-6)
+
+    if is_near(mean) or not all(map(math.isfinite, (found, mean))):
+        return None, rows
+    if rows is None and is_near(sum(parts)):
+        return _in_forward(
+            f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
+            f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
+        ), None
+    text = (
+        f"its loss is {found:.6g} for {joint.num_rows} rows, and {mean:.6g} as the mean of"
+        f" {len(samples)} microbatches"
+    )
+    if rows is None and stage.loss.weight_fn is None:
+        return _in_forward(
+            f"loss_fn: is no mean over rows: {text}; if targets weigh differently (ignore_index),"
+            " compute the loss of the model's output and of targets in loss_fn, and give"
+            " loss_weight_fn; if each microbatch shall have a loss of its own, give"
+            " loss_weight_fn=lambda targets: 1"
+        ), None
+    sys.stderr.write(
+        f"pipeplan: rows influence each other in the model or in loss_fn: {text}; each microbatch"
+        " is computed by itself, as with gradient accumulation\n"
+    )
+    return None, rows
 
 
 def failed(error: RuntimeMismatchError) -> Report:

@@ -12,8 +12,9 @@ from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
-from pipeplan.runtime.execution import LossTerms
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
 from pipeplan.runtime.verification.runs import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
@@ -64,11 +65,12 @@ class Verification:
     amp_dtype: torch.dtype | None
     recomputes: bool
 
-    def run(self, batch: Any, targets: Any, num_rows: int) -> str | None:
+    def run(self, batch: Any, targets: Any, num_rows: int) -> tuple[str | None, LossOfRows | None]:
         """Compare; all ranks have to call it.
 
         Returns a reason to refuse the step if no stage raises in it: the whole model does. If a
-        stage raises too, that is the model's own error.
+        stage raises too, that is the model's own error. The last stage also gets something by which
+        to look at later targets.
 
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
@@ -77,14 +79,15 @@ class Verification:
         report = None
         if self.replica is not None and self.rank in self._comparing:
             try:
-                report = self._compare(self.replica, samples)
+                report = self._compare(self.replica, samples, (targets, num_rows))
             except RuntimeMismatchError as error:
                 report = failed(error)
             finally:
                 self.replica.module.forget_rest()
                 self.replica.reducer.begin()
+        loss_rows = report.loss_rows if report is not None else None
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, report)
+        dist.all_gather_object(everyone, report and replace(report, loss_rows=None))
         reports = [everyone[rank] for rank in self._comparing]
         found = first_difference(reports, self._rounding)
         if found is not None:
@@ -92,7 +95,7 @@ class Verification:
                 f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
                 " this out)"
             )
-        return next((each.whole_error for each in reports if each.whole_error), None)
+        return next((each.whole_error for each in reports if each.whole_error), None), loss_rows
 
     @property
     def _comparing(self) -> list[int]:
@@ -114,8 +117,8 @@ class Verification:
         # As the runtime runs them: no more microbatches and no larger ones.
         num_samples = min(MOST_SAMPLES, self.num_microbatches, num_rows)
         size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
-        rows = [range(i * size, (i + 1) * size) for i in range(num_samples)]
-        rows.append(range(num_samples * size))
+        chosen = spread_rows(num_rows, num_samples * size)
+        rows = [chosen[i * size : (i + 1) * size] for i in range(num_samples)] + [chosen]
         host = torch.device("cpu")
         calls = aims = None
         if batch is not None:
@@ -131,12 +134,13 @@ class Verification:
             is_missing = any(not given[rank][kind] for rank in self._comparing)
             if given[source][kind] and is_missing:
                 dist.broadcast_object_list(box, src=source)
-            shared.append(box[0] or [None] * num_samples)
+            shared.append(box[0] or [None] * len(rows))
         return [
-            Sample(call=call, targets=aim, num_rows=size) for call, aim in zip(*shared, strict=True)
+            Sample(call=call, targets=aim, num_rows=len(r))
+            for call, aim, r in zip(*shared, rows, strict=True)
         ]
 
-    def _compare(self, replica: Replica, samples: list[Sample]) -> Report:
+    def _compare(self, replica: Replica, samples: list[Sample], targets: tuple[Any, int]) -> Report:
         groups = self.optimizer.param_groups
         decayed = {id(p) for group in groups if group.get("weight_decay") for p in group["params"]}
         stage = StageCalls(
@@ -156,7 +160,9 @@ class Verification:
                 self.first_name_of,
                 replica.held_by,
                 recomputes=self.recomputes,
+                has_replicas=len(replica.ranks) > 1,
                 joint=joint,
+                spread=targets if targets[0] is not None else None,
             )
 
 

@@ -7,13 +7,14 @@ const numDevices = data.stages.reduce((sum, stage) => sum + stage.devices.length
 const state = {
   from: 0, to: total || 1, byDevice: !summary && (numDevices <= 32 || numDevices === S), transfers: true, critical: false,
   follow: NOTHING, focus: NOTHING, focusLane: 0, cursor: null, printing: false,
+  engaged: false, // after a click the wheel zooms, until the pointer leaves
 };
 let colours = {}, lanes = [], lanesHeight = 0, width = 0, height = 0, labels = 0, frame = 0;
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["card", "text", "quiet", "line", "lane", "forward", "backward", "reduce", "there",
-    "back", "critical", "accent", "bad", "on-block"]) colours[name] = style.getPropertyValue("--" + name).trim();
+    "back", "critical", "accent", "bad", "on-forward", "on-backward", "on-reduce"]) colours[name] = style.getPropertyValue("--" + name).trim();
   colours.mixes = [0, 0.25, 0.5, 0.75, 1].map((part) => mix(colours.forward, colours.backward, part));
 }
 function mix(a, b, part) {
@@ -48,13 +49,16 @@ function layOut() {
   resize();
 }
 
+// On paper the canvas has a fixed width and is scaled as a whole, so that no text is squeezed.
+const PRINTED_WIDTH = 720;
+const ownWidth = () => (state.printing ? PRINTED_WIDTH : Math.max(view.clientWidth, 200));
 function resize() {
-  width = Math.max(view.clientWidth, 200);
+  width = ownWidth();
   labels = width < 520 ? 74 : 118;
   const whole = HEAD + lanesHeight + 4;
   const most = state.printing ? 2400 : Math.min(window.innerHeight * 0.74, 900);
   height = Math.min(whole, Math.max(most, 160));
-  spacer.style.height = (state.printing ? height : whole) + "px";
+  spacer.style.height = state.printing ? "auto" : whole + "px";
   size(canvas, context, width, height);
   sizeMemory();
   draw();
@@ -63,7 +67,7 @@ function size(target, targetContext, wide, tall) {
   const ratio = state.printing ? 2 : Math.min(window.devicePixelRatio || 1, 2);
   target.width = Math.round(wide * ratio);
   target.height = Math.round(tall * ratio);
-  target.style.height = tall + "px";
+  target.style.height = state.printing ? "auto" : tall + "px";
   targetContext.setTransform(ratio, 0, 0, ratio, 0, 0);
 }
 

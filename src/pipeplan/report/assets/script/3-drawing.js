@@ -54,14 +54,14 @@ function drawLane(lane, y) {
   if (lane.reduce !== NOTHING && end[lane.reduce] > state.from && end[lane.reduce] > start[lane.reduce]) {
     const x = xOf(start[lane.reduce]), wide = xOf(end[lane.reduce]) - x;
     rects.reduce.push(x, y, Math.max(wide, 1), lane.height);
-    if (wide > 66) texts.push("all-reduce", x + wide / 2, y + lane.height / 2, -1);
+    if (wide > 66) texts.push("all-reduce", x + wide / 2, y + lane.height / 2, -1, "on-reduce");
   }
 }
 function addText(i, x, wide, y, tall) {
   // With its letter if the longest number fits beside it, so that neighbours look alike.
   const text = wide > (String(M - 1).length + 1) * 6.8 + 5 ? code(i) : String(microbatch[i]);
   const left = Math.max(x, labels), right = Math.min(x + wide, width - 8);
-  if (right - left > text.length * 6.4 + 2) texts.push(text, (left + right) / 2, y + tall / 2, microbatch[i]);
+  if (right - left > text.length * 6.4 + 2) texts.push(text, (left + right) / 2, y + tall / 2, microbatch[i], kind[i] === FORWARD ? "on-forward" : "on-backward");
 }
 // Blocks below a pixel or two: how busy each column is, and how much of that is backward.
 function drawDensity(lane, y, name) {
@@ -97,12 +97,12 @@ function flush() {
   }
 }
 function drawTexts(following) {
-  context.fillStyle = colours["on-block"];
-  context.font = "11px ui-sans-serif, system-ui, sans-serif";
+    context.font = "11px ui-sans-serif, system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
-  for (let k = 0; k < texts.length; k += 4) {
+  for (let k = 0; k < texts.length; k += 5) {
     if (following && texts[k + 3] !== state.follow) continue;
+    context.fillStyle = colours[texts[k + 4]];
     context.fillText(texts[k], texts[k + 1], texts[k + 2] + 0.5);
   }
 }

@@ -36,8 +36,8 @@ let memoryHeight = 0;
 function sizeMemory() {
   const box = byId("memory-view"), whole = memoryRows.length * ROW;
   memoryHeight = state.printing ? Math.min(whole, MOST_PRINTED_ROWS * ROW) : Math.min(whole, window.innerHeight * 0.6, 640);
-  byId("memory-spacer").style.height = (state.printing ? memoryHeight : whole) + "px";
-  size(memoryCanvas, memoryContext, Math.max(box.clientWidth, 200), memoryHeight);
+  byId("memory-spacer").style.height = state.printing ? "auto" : whole + "px";
+  size(memoryCanvas, memoryContext, state.printing ? PRINTED_WIDTH : Math.max(box.clientWidth, 200), memoryHeight);
 }
 const gb = (value) => (value >= 1 ? `${value.toPrecision(3)} GB` : `${(value * 1e3).toPrecision(3)} MB`);
 function drawMemory() {

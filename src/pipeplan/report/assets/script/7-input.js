@@ -5,6 +5,7 @@ canvas.addEventListener("pointerdown", (event) => {
   canvas.setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
   dragged = 0;
+  state.engaged = true;
 });
 canvas.addEventListener("pointermove", (event) => {
   const before = pointers.get(event.pointerId);
@@ -42,14 +43,15 @@ function release(event) {
 }
 canvas.addEventListener("pointerup", release);
 canvas.addEventListener("pointercancel", release);
-canvas.addEventListener("pointerleave", () => { tip.hidden = true; state.cursor = null; redraw(); });
+canvas.addEventListener("pointerleave", () => { tip.hidden = true; state.cursor = null; state.engaged = false; redraw(); });
 canvas.addEventListener("dblclick", () => show(0, total));
+// The wheel scrolls the page as everywhere else; with Ctrl, or after a click, it zooms.
 canvas.addEventListener("wheel", (event) => {
   const x = event.clientX - canvas.getBoundingClientRect().left;
   if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
     event.preventDefault();
     pan((event.deltaX || event.deltaY) / width);
-  } else if (event.deltaY < 0 || !isWhole()) { // at the whole iteration the page scrolls on
+  } else if (event.ctrlKey || event.metaKey || (state.engaged && (event.deltaY < 0 || !isWhole()))) {
     event.preventDefault();
     zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * (event.deltaMode ? 0.05 : 0.0016)))), x);
   }
@@ -113,7 +115,7 @@ const keys = {
   b: () => { if (state.focus !== NOTHING && waits[state.focus] !== NOTHING) focusOn(waits[state.focus]); },
   c: () => setCritical(!state.critical),
   Enter: () => { if (state.focus !== NOTHING) follow(state.follow === microbatch[state.focus] ? NOTHING : microbatch[state.focus]); },
-  Escape: () => { follow(NOTHING); focusOn(NOTHING); setCritical(false); },
+  Escape: () => { follow(NOTHING); focusOn(NOTHING); setCritical(false); state.engaged = false; },
 };
 canvas.addEventListener("keydown", (event) => {
   const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];

@@ -3,6 +3,7 @@ const restyle = () => { readColours(); resize(); };
 function print(on) {
   if (state.printing === on) return;
   state.printing = on;
+  for (const part of document.querySelectorAll("details:not(.keys)")) part.open = on || part.open;
   if (on) { state.from = 0; state.to = total || 1; state.cursor = null; tip.hidden = true; }
   restyle();
 }
@@ -10,7 +11,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
 matchMedia("print").addEventListener("change", (event) => print(event.matches));
 window.addEventListener("beforeprint", () => print(true));
 window.addEventListener("afterprint", () => print(false));
-new ResizeObserver(() => { if (Math.max(view.clientWidth, 200) !== width) resize(); }).observe(view);
+new ResizeObserver(() => { if (ownWidth() !== width) resize(); }).observe(view);
 byId("by-device").checked = state.byDevice;
 byId("by-device-label").hidden = numDevices === S || Boolean(summary);
 for (const id of ["critical-label", "microbatch-label"]) byId(id).hidden = Boolean(summary);

@@ -1,0 +1,126 @@
+// Validation of shared links, and the sides that a flow uses.
+#include "shared_links.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+namespace pipeplan {
+
+SharedLinks::SharedLinks(std::vector<std::vector<int>> members,
+                         const std::vector<double>& out_bytes_per_ms,
+                         const std::vector<double>& in_bytes_per_ms, std::vector<int> host_of)
+    : host_of_(std::move(host_of)), position_(host_of_.size()) {
+    const auto refuse = [](const std::string& message) { throw std::invalid_argument(message); };
+    if (out_bytes_per_ms.size() != members.size() || in_bytes_per_ms.size() != members.size())
+        refuse("shared links: one capacity in each direction for each link");
+    std::vector<std::vector<int>> links_of(host_of_.size());
+    for (std::size_t l = 0; l < members.size(); ++l) {
+        for (double capacity : {out_bytes_per_ms[l], in_bytes_per_ms[l]}) {
+            if (!(capacity > 1e-60 && capacity <= 1e60))
+                refuse("shared links: a capacity is not above zero, or not finite");
+            capacity_.push_back(capacity);
+        }
+        for (int u : members[l]) {
+            if (u < 0 || u >= num_devices()) refuse("shared links: a member is no device");
+            if (links_of[u].empty() || links_of[u].back() != static_cast<int>(l))
+                links_of[u].push_back(static_cast<int>(l));
+        }
+    }
+    std::iota(position_.begin(), position_.end(), 0);
+    std::map<std::vector<int>, int> class_of_links;
+    for (const std::vector<int>& links : links_of) {
+        const auto found = class_of_links.emplace(links, static_cast<int>(links_of_class_.size()));
+        if (found.second) links_of_class_.push_back(links);
+        class_of_.push_back(found.first->second);
+    }
+}
+
+SharedLinks SharedLinks::on_devices(const std::vector<int>& order) const {
+    SharedLinks result;
+    result.capacity_ = capacity_;
+    result.links_of_class_ = links_of_class_;
+    for (int u : order) {
+        result.class_of_.push_back(class_of_.at(u));
+        result.host_of_.push_back(host_of_.at(u));
+        result.position_.push_back(position_.at(u));
+    }
+    return result;
+}
+
+std::vector<int> SharedLinks::sides_between(int class_from, int class_to) const {
+    const std::vector<int>& from = links_of_class_[class_from];
+    const std::vector<int>& to = links_of_class_[class_to];
+    std::vector<int> only_from, only_to;
+    std::set_difference(from.begin(), from.end(), to.begin(), to.end(), std::back_inserter(only_from));
+    std::set_difference(to.begin(), to.end(), from.begin(), from.end(), std::back_inserter(only_to));
+    std::vector<int> sides;
+    for (int l : only_from) sides.push_back(2 * l);
+    for (int l : only_to) sides.push_back(2 * l + 1);
+    return sides;
+}
+
+std::vector<int> SharedLinks::ring(std::vector<int> devices) const {
+    const auto is_before = [&](int u, int v) { return position_[u] < position_[v]; };
+    std::sort(devices.begin(), devices.end(), is_before);
+    std::map<int, int> first_of_host;  // the position of its first device
+    for (int u : devices) first_of_host.emplace(host_of_[u], position_[u]);
+    std::stable_sort(devices.begin(), devices.end(), [&](int u, int v) {
+        return first_of_host[host_of_[u]] < first_of_host[host_of_[v]];
+    });
+    return devices;
+}
+
+SharedLinks::LeastTimes SharedLinks::least_times(const std::vector<int>& devices,
+                                                 const std::vector<double>& shares,
+                                                 const std::vector<int>& next_devices,
+                                                 const std::vector<double>& next_shares) const {
+    struct Parts {
+        int link;
+        double before, behind;  // of a microbatch, that the link's members have in either stage
+    };
+    std::vector<Parts> parts;
+    const auto add = [&](int link, double share, double Parts::*side) {
+        auto found = std::find_if(parts.begin(), parts.end(),
+                                  [&](const Parts& each) { return each.link == link; });
+        if (found == parts.end()) found = parts.insert(parts.end(), {link, 0.0, 0.0});
+        (*found).*side += share;
+    };
+    for (std::size_t i = 0; i < devices.size(); ++i)
+        for (int link : links_of(devices[i])) add(link, shares[i], &Parts::before);
+    for (std::size_t i = 0; i < next_devices.size(); ++i)
+        for (int link : links_of(next_devices[i])) add(link, next_shares[i], &Parts::behind);
+    LeastTimes least{0.0, 0.0};
+    for (const Parts& each : parts) {
+        const double leaves = each.before * std::max(0.0, 1.0 - each.behind);
+        const double enters = each.behind * std::max(0.0, 1.0 - each.before);
+        const double out_rate = out(each.link), in_rate = in(each.link);
+        least.there_ms_per_byte =
+            std::max({least.there_ms_per_byte, leaves / out_rate, enters / in_rate});
+        least.back_ms_per_byte =
+            std::max({least.back_ms_per_byte, enters / out_rate, leaves / in_rate});
+    }
+    return least;
+}
+
+double SharedLinks::ring_rate(const std::vector<int>& devices) const {
+    double rate = std::numeric_limits<double>::infinity();
+    const bool is_one_class = std::all_of(devices.begin(), devices.end(), [&](int u) {
+        return class_of_[u] == class_of_[devices[0]];
+    });
+    if (is_one_class) return rate;
+    const std::vector<int> order = ring(devices);
+    std::map<int, int> leaving;  // how many flows use a side
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        const int from = class_of_[order[i]], to = class_of_[order[(i + 1) % order.size()]];
+        if (from == to) continue;
+        for (int side : sides_between(from, to)) ++leaving[side];
+    }
+    for (const auto& [side, count] : leaving) rate = std::min(rate, capacity_[side] / count);
+    return rate;
+}
+
+}  // namespace pipeplan

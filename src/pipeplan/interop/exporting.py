@@ -1,0 +1,104 @@
+"""Every foreign format that can be written, by its name, and what becomes of a refusal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from pipeplan.checker import memory_excesses
+from pipeplan.documents.json_text import parse_json
+from pipeplan.documents.text import excerpt, nearest
+from pipeplan.errors import InputError
+from pipeplan.interop.chakra import export_chakra
+from pipeplan.interop.deepspeed import export_deepspeed
+from pipeplan.interop.exported import CannotExport, Exported, Exporter, ExportSettings
+from pipeplan.interop.grid_plan import export_grid_plan
+from pipeplan.interop.layer_roles import Role
+from pipeplan.interop.megatron import export_megatron
+from pipeplan.interop.nearest import describe, find_nearest
+from pipeplan.interop.timeline_csv import export_timeline_csv
+from pipeplan.interop.torch_schedule import export_torch_csv
+from pipeplan.interop.torchtitan import export_torchtitan
+from pipeplan.pipeline import Plan
+from pipeplan.replaying import Replayed, replay_plan
+from pipeplan.schedules import PORTFOLIO
+
+__all__ = ["FORMATS", "export_plan", "parse_layer_map"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How to write one format."""
+
+    export: Exporter
+    rules: tuple[str, ...] = PORTFOLIO
+    """The orders that the program can run, for the nearest plan."""
+    takes_map: bool = False
+    """Whether it needs to know what the layers are."""
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "torch-csv": Format(export=export_torch_csv),
+        "torchtitan": Format(export=export_torchtitan, takes_map=True),
+        "megatron": Format(export=export_megatron, rules=("1f1b",), takes_map=True),
+        "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
+        "grid-plan": Format(export=export_grid_plan),
+        "csv": Format(export=export_timeline_csv),
+        "chakra": Format(export=export_chakra),
+    }
+)
+
+
+def export_plan(
+    plan: Plan, target: str, settings: ExportSettings, *, take_nearest: bool = False
+) -> Exported:
+    """The plan as files of another program.
+
+    If the program cannot express it, `CannotExport` names the reason and the nearest plan; with
+    `take_nearest` that plan is exported instead, and a note says what it costs.
+    """
+    if target not in FORMATS:
+        raise InputError(f"to: {target!r} is no format{nearest(target, FORMATS)}")
+    chosen = FORMATS[target]
+    if settings.layer_map and not chosen.takes_map:
+        raise InputError(f"map: does not apply to {target}; leave it out")
+    replayed = replay_plan(plan)
+    try:
+        done = _with_memory_note(chosen.export(replayed, settings), replayed)
+        return replace(done, notes=(*done.notes, *replayed.warnings))
+    except CannotExport as problem:
+        reason = str(problem)
+    other = find_nearest(replayed, lambda each: chosen.export(each, settings), chosen.rules)
+    if other is None:
+        raise CannotExport(f"{target}: {reason}; no plan of this model and cluster can be exported")
+    words = describe(other, replayed)
+    if not take_nearest:
+        raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest")
+    done = _with_memory_note(chosen.export(other, settings), other)
+    return replace(done, notes=(f"{reason}; exported is the nearest plan: {words}", *done.notes))
+
+
+def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:
+    """The export with a line about memory, if the plan needs more than there is."""
+    excesses = memory_excesses(replayed.plan, replayed.cost)
+    return replace(done, notes=(*done.notes, *(f"memory: {each}" for each in excesses[:1])))
+
+
+def parse_layer_map(text: str) -> dict[str, str | tuple[str, ...]]:
+    """The map in a JSON text: from a layer's name to its role, or to the list of its modules."""
+    document = parse_json(text.encode())
+    if not isinstance(document, dict):
+        raise InputError("map: is not an object that goes from layers to roles or modules")
+    return {name: _map_entry(name, entry) for name, entry in document.items()}
+
+
+def _map_entry(name: str, entry: Any) -> str | tuple[str, ...]:
+    if isinstance(entry, str) and entry in tuple(Role):
+        return entry
+    if isinstance(entry, list) and all(isinstance(module, str) for module in entry):
+        return tuple(entry)
+    raise InputError(
+        f"map: {excerpt(name)}: {excerpt(entry)} is neither a list of modules nor one of"
+        f" {', '.join(Role)}"
+    )

@@ -1,0 +1,111 @@
+"""The parallelism of torchtitan as Python, with the order of blocks as a schedule CSV beside it.
+
+A part of the model is a list of module names: `tok_embeddings`, `layers.0`, ..., `norm`, `output`.
+"""
+
+import re
+
+from pipeplan.documents.text import excerpt
+from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
+from pipeplan.interop.layer_roles import Role, layer_roles
+from pipeplan.interop.replica_grid import (
+    require_grid,
+    require_same_recompute,
+    title_of,
+)
+from pipeplan.interop.torch_schedule import schedule_csv
+from pipeplan.pipeline import Plan
+from pipeplan.replaying import Replayed
+
+__all__ = ["export_torchtitan", "module_names"]
+
+NORM = re.compile(r"(?:.*[._])?(?:\w*norm|ln_f)(?:[._][0-9]+)?")
+TEMPLATE = '''"""{title}
+
+{ranks}
+"""
+
+from torchtitan.config import ParallelismConfig
+
+MODULE_FQNS_PER_MODEL_PART = [
+{parts}
+]
+
+PARALLELISM = ParallelismConfig(
+    pipeline_parallel_degree={num_stages},
+    module_fqns_per_model_part=MODULE_FQNS_PER_MODEL_PART,
+    pipeline_parallel_schedule="1F1B",  # not used: the file below says the order
+    pipeline_parallel_schedule_csv={csv!r},
+    num_pp_microbatches={num_microbatches},
+    data_parallel_replicate_degree={num_replicas},
+    data_parallel_shard_degree=1,
+)
+"""Older versions: pipeline_parallel_microbatch_size={samples} in place of num_pp_microbatches."""
+
+LOCAL_BATCH_SIZE = {local_batch}
+"""Samples of a data-parallel rank in one step; training.local_batch_size in older versions."""
+'''
+
+
+def export_torchtitan(replayed: Replayed, settings: ExportSettings) -> Exported:
+    """A Python file with the parallelism, and the schedule beside it."""
+    plan = replayed.plan
+    grid = require_grid(plan)
+    if grid.num_stages == 1:
+        raise CannotExport("one stage is no pipeline, and torchtitan needs no layout for it")
+    modules = module_names(plan, settings)
+    parts = [[name for layer in stage.layers for name in modules[layer]] for stage in plan.stages]
+    for index, part in enumerate(parts):
+        if not part:
+            raise CannotExport(f"stage {index} holds no module of torchtitan")
+    notes = grid.pair_notes
+    if require_same_recompute(plan):
+        notes.append("set activation_checkpoint.mode to full: the plan recomputes")
+    csv_name = f"{settings.stem}.csv"
+    text = TEMPLATE.format(
+        title=title_of(plan, "Parallelism of torchtitan"),
+        ranks="\n".join(grid.rank_lines),
+        parts="\n".join(f"    {part!r}," for part in parts),
+        num_stages=grid.num_stages,
+        csv=csv_name,
+        num_microbatches=plan.microbatches,
+        num_replicas=grid.num_replicas,
+        samples=grid.samples_each,
+        local_batch=grid.samples_each * plan.microbatches,
+    )
+    return Exported(
+        data=text.encode(),
+        others={csv_name: schedule_csv(plan.schedule).encode()},
+        notes=tuple(notes),
+    )
+
+
+def module_names(plan: Plan, settings: ExportSettings) -> list[tuple[str, ...]]:
+    """For each layer the modules of torchtitan's decoders that it stands for."""
+    roles = layer_roles(plan.model, settings.layer_map)
+    heads = [i for i, role in enumerate(roles) if role is Role.HEAD]
+    num_blocks = 0
+    modules: list[tuple[str, ...]] = []
+    for index, (layer, role) in enumerate(zip(plan.model.layers, roles, strict=True)):
+        given = settings.layer_map.get(layer.name)
+        if isinstance(given, tuple):
+            modules.append(given)
+        elif role is Role.BLOCK:
+            modules.append((f"layers.{num_blocks}",))
+        elif role is Role.EMBEDDING and index == 0:
+            modules.append(("tok_embeddings",))
+        elif role is Role.HEAD and len(heads) == 1:
+            modules.append(("norm", "output"))
+        elif (
+            role is Role.HEAD
+            and len(heads) == 2
+            and NORM.fullmatch(plan.model.layers[heads[0]].name.lower())
+        ):
+            modules.append(("norm",) if index == heads[0] else ("output",))
+        else:
+            raise CannotExport(
+                f"layer {excerpt(layer.name)} has no module in torchtitan's decoders;"
+                " give --map with the list of its modules"
+            )
+        num_blocks += role is Role.BLOCK
+    return modules

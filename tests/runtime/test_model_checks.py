@@ -1,0 +1,359 @@
+"""What a pipeline refuses before it begins: models, hooks, optimizers, batches and losses."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from pipeplan.errors import RuntimeMismatchError  # noqa: E402
+from pipeplan.runtime.batches import Whole, mark_rows, num_rows  # noqa: E402
+from pipeplan.runtime.loss_terms import LossTerms  # noqa: E402
+from pipeplan.runtime.model_checks import (  # noqa: E402
+    require_dense_gradients,
+    require_linear_hooks,
+    require_separate_memory,
+    require_whole,
+)
+from pipeplan.runtime.optimizers import require_separate_updates  # noqa: E402
+from pipeplan.runtime.scaling import LossScaler  # noqa: E402
+from pipeplan.runtime.step_checks import require_same_model  # noqa: E402
+from pipeplan.runtime.updating import Updater  # noqa: E402
+from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows  # noqa: E402
+from pipeplan.splitting import cut, lay_out  # noqa: E402
+from runtime.samples import TinyLanguageModel  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def three():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+# ------------------------------------------------------------------ models
+
+
+def share_values(model):
+    model[2].weight = nn.Parameter(model[0].weight.data)
+
+
+def share_transposed(model):
+    model[2].weight = nn.Parameter(model[0].weight.data.t())
+
+
+def share_one_row(model):
+    model[2].bias = nn.Parameter(model[0].weight.data[3])
+
+
+def share_with_buffer(model):
+    model[2].register_buffer("copy", model[0].weight.data)
+
+
+def share_with_attribute(model):
+    model[1].seen = model[0].bias.detach()
+
+
+SHARED = [share_values, share_transposed, share_one_row, share_with_buffer, share_with_attribute]
+
+
+@pytest.mark.parametrize("share", SHARED)
+def test_tensors_of_two_stages_in_one_memory_are_refused(share):
+    model = three()
+    layout = lay_out(model)
+    require_separate_memory(model, layout, [range(1), range(1, 3)])
+    share(model)
+    with pytest.raises(RuntimeMismatchError, match="are different tensors in the same memory"):
+        require_separate_memory(model, layout, [range(1), range(1, 3)])
+    require_separate_memory(model, layout, [range(3)])  # one stage holds both
+
+
+def test_tied_weights_and_parts_of_one_memory_are_no_problem():
+    model = three()
+    model[2].weight = model[0].weight
+    flat = torch.randn(8)
+    model[0].bias, model[2].bias = nn.Parameter(flat[:4]), nn.Parameter(flat[4:])
+    require_separate_memory(model, lay_out(model), [range(1), range(1, 3)])
+
+
+def test_a_model_is_cut_once():
+    for model in (three(), TinyLanguageModel()):
+        require_whole(model)
+        cut(model, lay_out(model), range(1))
+        with pytest.raises(RuntimeMismatchError, match="another Pipeline has cut it"):
+            require_whole(model)
+
+
+def test_sparse_gradients_are_refused():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4))
+    with pytest.raises(RuntimeMismatchError, match=r"'0' has sparse gradients.*sparse=False"):
+        require_dense_gradients(model)
+
+
+@pytest.mark.parametrize("hook", [lambda g: 0.5 * g, lambda g: None, lambda g: g.flip(0)])
+def test_linear_hooks_are_let_through(hook):
+    model = three()
+    model[0].weight.register_hook(hook)
+    require_linear_hooks(model)
+
+
+@pytest.mark.parametrize(
+    "hook", [lambda g: g.clamp(-0.1, 0.1), lambda g: g / g.norm(), lambda g: g + 1, torch.sign]
+)
+def test_hooks_that_need_the_whole_gradient_are_refused(hook):
+    model = three()
+    model[2].weight.register_hook(hook)
+    with pytest.raises(RuntimeMismatchError, match=r"'2.weight': has a hook that needs its whole"):
+        require_linear_hooks(model)
+
+
+def test_optimizers_in_the_backward_are_refused():
+    model = three()
+    model[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(RuntimeMismatchError, match=r"'0.bias': has a hook"):
+        require_linear_hooks(model)
+
+
+class _StageOf:
+    """A replica, as far as the check before a step looks at it."""
+
+    def __init__(self, module):
+        self.module = module
+
+
+def test_a_layer_that_is_replaced_later_is_refused():
+    model = three()
+    stage = _StageOf(cut(model, lay_out(model), range(2)))
+    require_same_model({}, stage)
+    model[0] = nn.Linear(4, 4)
+    with pytest.raises(RuntimeMismatchError, match="its layer '0' was replaced"):
+        require_same_model({}, stage)
+
+
+def test_nothing_is_trained_in_inference_mode():
+    with torch.inference_mode(), pytest.raises(RuntimeMismatchError, match="inference_mode"):
+        require_same_model({}, None)
+
+
+# ------------------------------------------------------------------ optimizers
+
+
+class OneNorm(torch.optim.Optimizer):
+    """Divides by the norm of all its gradients."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.history = []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        found = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in found))
+        self.history.append(norm)
+        for parameter in found:
+            parameter -= 0.1 * parameter.grad / norm
+
+
+class Noisy(torch.optim.SGD):
+    """Adds noise to each parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter += 0.01 * torch.randn_like(parameter)
+
+
+BY_THEMSELVES = [
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "Adafactor"),
+    *("RMSprop", "Rprop", "ASGD"),
+]
+
+
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_optimizers_of_torch_update_each_parameter_by_itself(name):
+    model = three()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = getattr(torch.optim, name)(model.parameters())
+    state = str(optimizer.state_dict())
+    require_separate_updates(optimizer, num_stages=2)
+    assert str(optimizer.state_dict()) == state
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_optimizers_that_mix_parameters_are_refused():
+    optimizer = OneNorm(three().parameters())
+    with pytest.raises(RuntimeMismatchError, match=r"OneNorm updates a parameter by what other"):
+        require_separate_updates(optimizer, num_stages=2)
+    assert optimizer.history == []
+    require_separate_updates(optimizer, num_stages=1)
+    require_separate_updates(Noisy(three().parameters(), lr=0.1), num_stages=2)
+
+
+def test_optimizers_that_need_a_closure_are_refused():
+    with pytest.raises(RuntimeMismatchError, match=r"LBFGS.step needs 'closure'"):
+        require_separate_updates(torch.optim.LBFGS(three().parameters()), num_stages=1)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_kept_stay_as_they_are(set_to_none):
+    model = three()
+    model(torch.ones(2, 4)).sum().backward()
+    updater = Updater(clip_norm=None, scaler=LossScaler(enabled=False), on_nan="report")
+    updater.parameters = list(model.parameters())
+    updater._kept = updater._mark_gradients()
+    assert updater.gradient_scale(1.0) == 1.0
+    model.zero_grad(set_to_none=set_to_none)
+    with pytest.raises(RuntimeMismatchError, match="gradients: were cleared or changed"):
+        updater.gradient_scale(1.0)
+
+
+def test_complex_gradients_have_a_norm():
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+    weight.grad = torch.tensor([3 + 4j])
+    updater = Updater(clip_norm=1.0, scaler=LossScaler(enabled=False), on_nan="report")
+    updater.norm_parameters = [weight]
+    assert float(updater._sum_squares(torch.zeros(1, dtype=torch.float64))) == 25.0
+
+
+# ------------------------------------------------------------------ batches
+
+ROWS = torch.randn(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        ({"x": ROWS, "y": ROWS.to_sparse()}, r"batch\['y'\]: is a sparse or nested tensor"),
+        (ROWS.to_sparse(), "batch: is a sparse or nested tensor"),
+        ((ROWS, ROWS.clone().requires_grad_()), r"batch\[1\]: needs a gradient"),
+        (ROWS * nn.Parameter(torch.ones(3)), "batch: needs a gradient"),
+        ({"x": ROWS[:0]}, "batch: has no rows"),
+    ],
+)
+def test_batches_are_data(batch, problem):
+    with pytest.raises(RuntimeMismatchError, match=problem):
+        num_rows(batch, "batch")
+
+
+def test_targets_are_data():
+    assert mark_rows((ROWS, Whole(3)), 4, "targets")[0] is ROWS
+    with pytest.raises(RuntimeMismatchError, match="targets: needs a gradient"):
+        mark_rows(ROWS.clone().requires_grad_(), 4, "targets")
+
+
+# ------------------------------------------------------------------ losses
+
+
+def cross_entropy(output, targets):
+    return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def find_problem(loss_fn, output, targets, weight_fn=None):
+    loss = LossTerms(loss_fn=loss_fn, metrics={}, weight_fn=weight_fn)
+    rows = LossOfRows.of(loss, output, len(output), CPU, None)
+    return rows.find_problem(targets, len(targets))
+
+
+def make_targets(num_padded):
+    targets = torch.randint(7, (16, 5), generator=torch.Generator().manual_seed(0))
+    targets[12:, 5 - num_padded :] = -100
+    return targets
+
+
+OUTPUT = torch.randn(4, 5, 7, generator=torch.Generator().manual_seed(1))
+
+
+def count(targets):
+    return (targets != -100).sum()
+
+
+@pytest.mark.parametrize("num_padded", [1, 4, 5])
+def test_ignored_targets_of_a_few_rows_need_weights(num_padded):
+    assert find_problem(cross_entropy, OUTPUT, make_targets(0)) is None
+    problem = find_problem(cross_entropy, OUTPUT, make_targets(num_padded))
+    assert "loss_fn: is no mean over rows" in problem
+    assert "give loss_weight_fn" in problem
+    assert find_problem(cross_entropy, OUTPUT, make_targets(num_padded), count) is None
+
+
+def contrastive(output, targets):
+    flat = 0.1 * output.flatten(1)
+    return F.cross_entropy(flat @ flat.T, torch.arange(len(flat)))
+
+
+def standardised(output, targets):
+    return ((output - output.mean(0)) / (output.std(0) + 1)).square().mean()
+
+
+def test_losses_that_compare_rows_are_refused_unless_weights_say_so():
+    for loss_fn in (contrastive, standardised):
+        assert "is no mean over rows" in find_problem(loss_fn, OUTPUT, make_targets(0))
+        assert find_problem(loss_fn, OUTPUT, make_targets(0), len) is None
+
+
+def test_sums_are_refused_even_with_weights():
+    def summed(output, targets):
+        return cross_entropy(output, targets) * len(targets)
+
+    assert "is a sum over rows" in find_problem(summed, OUTPUT, make_targets(0))
+    assert "is a sum over rows" in find_problem(summed, OUTPUT, make_targets(0), len)
+
+
+def test_losses_of_which_nothing_can_be_said():
+    def dropping(output, targets):
+        return cross_entropy(F.dropout(output), targets)
+
+    assert find_problem(dropping, OUTPUT, make_targets(0)) is None
+    assert find_problem(cross_entropy, OUTPUT[:, :3], make_targets(0)) is None  # other lengths
+    loss = LossTerms(loss_fn=cross_entropy, metrics={}, weight_fn=None)
+    assert LossOfRows.of(loss, {"loss": torch.tensor(1.0)}, 4, CPU, None) is None
+
+
+def test_asking_changes_no_loss_module():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls = nn.BatchNorm1d(5), 0
+
+        def forward(self, output, targets):
+            self.calls += 1
+            return cross_entropy(self.norm(output), targets)
+
+    loss = Counts()
+    find_problem(loss, OUTPUT, make_targets(0))
+    assert loss.calls == 0
+    assert loss.norm.num_batches_tracked == 0
+
+
+def test_rows_are_spread_over_the_batch():
+    assert spread_rows(1) == [0]
+    assert spread_rows(5) == [0, 1, 2, 3, 4]
+    assert spread_rows(100, 4) == [0, 33, 66, 99]
+    for rows in range(1, 40):
+        assert len(set(spread_rows(rows))) == min(rows, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (3.0, "returned a float"),
+        (None, "returned a NoneType"),
+        ((torch.tensor(1.0), 2), "returned a tuple"),
+        (torch.ones(4), r"a tensor of shape \(4,\)"),
+        (torch.tensor(1), "type torch.int64"),
+        (torch.tensor(1j), "type torch.complex64"),
+    ],
+)
+def test_a_loss_is_one_number(value, problem):
+    terms = LossTerms(loss_fn=lambda output, targets: value, metrics={}, weight_fn=None)
+    with pytest.raises(RuntimeMismatchError, match=f"loss_fn: {problem}|loss_fn:.*{problem}"):
+        terms.of(OUTPUT, None, 1.0, torch.no_grad())
+
+
+def test_a_loss_of_one_element_is_a_number():
+    terms = LossTerms(
+        loss_fn=lambda output, _: output.mean().view(1, 1), metrics={}, weight_fn=None
+    )
+    assert terms.of(OUTPUT, None, 1.0, torch.no_grad()).shape == ()
