@@ -26,6 +26,7 @@ from pipeplan.planning.planner.placement import placed_plan, shared_stage
 from pipeplan.planning.planner.reduction import without_devices
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
+from pipeplan.shared_links import SharedLink
 from tight_memory import optimum_ms, tight_instance
 
 
@@ -381,6 +382,20 @@ class TestConstraints:
         full = [[hosts.bandwidth_gb_per_s[u][v] for v in kept] for u in kept]
         for u, v in itertools.permutations(range(4), 2):
             assert smaller.bandwidth_gb_per_s[u][v] == full[u][v]
+
+
+def test_devices_left_out_leave_shared_links_to_the_others():
+    groups = [HostGroup(count=3, devices=2, bandwidth_gb_per_s=7)]
+    hosts = expand_hosts(
+        "h", groups, between_hosts_gb_per_s=2, uplink_gb_per_s={"h0": 3.0, "h1": 1.0}
+    )
+    rack = SharedLink(name="rack", members=("h1", "h2d0"), gb_per_s=1.5)
+    lone = SharedLink(name="lone", members=("h0d0",), gb_per_s=2.5)
+    smaller = without_devices(replace(hosts, shared=(rack, lone)), [2, 3, 5])
+    (devices,) = (link.devices for link in smaller.links if link.name == "rack")
+    assert devices == {0, 1}
+    assert smaller.uplink_gb_per_s == {"h1": 1.0}
+    assert [link.name for link in smaller.shared] == ["rack"]
 
 
 def random_constraints(rng, model, cluster) -> dict:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeplan.errors import (
         InfeasibleError,
         InputError,
+        NoPlanError,
         PipeplanError,
         PlanningInterrupted,
         ScheduleError,
@@ -59,6 +60,7 @@ __all__ = [
     "Kind",
     "LayerProfile",
     "ModelProfile",
+    "NoPlanError",
     "Outlook",
     "PipeplanError",
     "Plan",
@@ -100,6 +102,7 @@ _NAMES_IN = {
     "errors": (
         "InfeasibleError",
         "InputError",
+        "NoPlanError",
         "PipeplanError",
         "PlanningInterrupted",
         "ScheduleError",

@@ -504,7 +504,8 @@ def test_the_command_refuses_other_settings(plan_file, capfd, arguments, part):
 
 
 def test_the_nearest_plan_can_be_kept(plan_file, tmp_path, capfd):
-    unequal = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8)
+    free = {"divisible": True, "ignore_memory": True}
+    unequal = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8, **free)
     write_plan(unequal, plan_file)
     output = tmp_path / "grid.plan.json"
     arguments = ("export", plan_file, "--to", "grid-plan", "-o", output)
@@ -535,6 +536,7 @@ def test_the_nearest_plan_is_never_worse_than_the_best_grid(model, cluster):
 def test_plans_with_uniform_replicas(tmp_path, capfd):
     output = tmp_path / "equal.plan.json"
     arguments = ("plan", "gpt2-xl", "4x2-25g", "-m", 8, "--uniform-replicas", "-o", output)
+    arguments += ("--divisible", "--ignore-memory")
     code, _, err = run_command(capfd, *arguments)
     assert code == 0
     assert re.search(r"note: equal replicas cost [0-9.]+ %: [0-9.]+ ms without", err)
@@ -545,7 +547,8 @@ def test_plans_with_uniform_replicas(tmp_path, capfd):
     assert len({stage.num_replicas for stage in made.stages}) == 1
     assert run_command(capfd, *arguments, "--schedule", "1f1b")[0] == 0
     assert run_command(capfd, "export", output, "--to", "megatron")[0] == 0
-    free = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8)
+    limits = {"divisible": True, "ignore_memory": True}
+    free = make_plan(zoo.model("gpt2-xl"), zoo.cluster("4x2-25g"), microbatches=8, **limits)
     assert made.iteration_ms > free.iteration_ms
 
 

@@ -7,7 +7,7 @@ the devices of the first and the last stage remain limits; kernels know them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.cluster import Cluster, HostMatrix, Matrix
@@ -69,9 +69,21 @@ def _restored(draft: Draft, limits: Limits, devices: Sequence[int], ends: Sequen
 
 def without_devices(cluster: Cluster, kept: Sequence[int]) -> Cluster:
     """The cluster with only these devices, given in rising order."""
+    devices = tuple(cluster.devices[u] for u in kept)
+    names = {name for device in devices for name in (device.name, device.host)}
+    uplinks = cluster.uplink_gb_per_s
+    if isinstance(uplinks, Mapping):
+        uplinks = {host: gb_per_s for host, gb_per_s in uplinks.items() if host in names}
+    members = [tuple(name for name in link.members if name in names) for link in cluster.shared]
     return Cluster(
         name=cluster.name,
-        devices=tuple(cluster.devices[u] for u in kept),
+        devices=devices,
+        uplink_gb_per_s=uplinks or None,
+        shared=tuple(
+            replace(link, members=mine)
+            for link, mine in zip(cluster.shared, members, strict=True)
+            if mine
+        ),
         bandwidth_gb_per_s=_bandwidth(cluster, kept),
         latency_us=_latency(cluster, kept),
         duplex=cluster.duplex,
