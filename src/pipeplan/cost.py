@@ -246,7 +246,7 @@ class CostModel:
             host_of=host_of,
             inside_bytes_per_ms=inside,
             activation_bytes=self.activation_bytes_L.tolist(),
-            limits=limits or _core.PlanLimits(),
+            limits=limits,
             shared=self.contention.for_kernels if self.contention else None,
         )
 

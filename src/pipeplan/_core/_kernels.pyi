@@ -95,7 +95,7 @@ class Instance:
         host_of: Sequence[int] = ...,
         inside_bytes_per_ms: Sequence[float] = ...,
         activation_bytes: Sequence[float] = ...,
-        limits: PlanLimits = ...,
+        limits: PlanLimits | None = None,
         shared: SharedLinks | None = ...,
     ) -> None:
         """Links are full matrices, or one number each.

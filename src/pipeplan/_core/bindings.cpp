@@ -98,7 +98,7 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         Matrix bytes_per_ms, Matrix latency_ms, bool half_duplex,
                         int num_microbatches, int microbatch_size, int max_replicas,
                         std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
-                        std::vector<double> activation_bytes, const PlanLimits& limits,
+                        std::vector<double> activation_bytes, const PlanLimits* limits,
                         std::shared_ptr<SharedLinks> shared) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes),
@@ -121,7 +121,7 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                       pairs(bytes_per_ms, host_of, inside_bytes_per_ms, "bytes_per_ms"),
                       pairs(latency_ms, {}, {}, "latency_ms"), std::move(shared)};
     new (self) Instance(std::move(layers), std::move(links), half_duplex, num_microbatches,
-                        microbatch_size, max_replicas, limits);
+                        microbatch_size, max_replicas, limits ? *limits : PlanLimits());
 }
 
 void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
@@ -440,7 +440,7 @@ void bind_classes(nb::module_& m) {
              "bytes_per_ms"_a, "latency_ms"_a, "half_duplex"_a, "num_microbatches"_a,
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
              "inside_bytes_per_ms"_a = std::vector<double>(),
-             "activation_bytes"_a = std::vector<double>(), "limits"_a = PlanLimits(),
+             "activation_bytes"_a = std::vector<double>(), "limits"_a.none() = nb::none(),
              "shared"_a.none() = nb::none())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
