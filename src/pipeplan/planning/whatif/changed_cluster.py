@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 from pipeplan.cluster import Cluster, Device, HostMatrix, Matrix
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import ClusterError, InputError
+from pipeplan.planning.whatif.changed_shared_links import (
+    left_shared,
+    left_uplinks,
+    new_uplinks,
+)
 from pipeplan.planning.whatif.changes import AddedHosts, Changes
 from pipeplan.validation import MAX_DEVICES, MAX_LISTED_DEVICES
 
@@ -125,11 +130,14 @@ def _restricted(cluster: Cluster, kept: Sequence[int]) -> Cluster:
     latency = cluster.latency_us
     if isinstance(latency, tuple | list):
         latency = tuple(tuple(latency[u][v] for v in kept) for u in kept)
+    devices = tuple(cluster.devices[u] for u in kept)
     return replace(
         cluster,
-        devices=tuple(cluster.devices[u] for u in kept),
+        devices=devices,
         bandwidth_gb_per_s=bandwidth,
         latency_us=latency,
+        uplink_gb_per_s=left_uplinks(cluster, devices),
+        shared=left_shared(cluster, devices),
     )
 
 
@@ -144,11 +152,13 @@ def _with_hosts(cluster: Cluster, added: AddedHosts) -> Cluster:
             f"add: {cluster.num_devices + num_new:,} devices are more than the {MAX_DEVICES:,}"
             " supported"
         )
+    devices = _new_devices(cluster, added)
     return replace(
         cluster,
-        devices=(*cluster.devices, *_new_devices(cluster, added)),
+        devices=(*cluster.devices, *devices),
         bandwidth_gb_per_s=_bandwidth_with(cluster, added),
         latency_us=_latency_with(cluster, added),
+        uplink_gb_per_s=new_uplinks(cluster, devices),
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeplan.cluster import Cluster, Device, Matrix
 from pipeplan.cost import Floats
+from pipeplan.planning.whatif.changed_shared_links import copied_shared, copied_uplinks
 
 __all__ = ["with_copies"]
 
@@ -31,9 +32,15 @@ def with_copies(cluster: Cluster, copied: list[int], host: str | None) -> Cluste
         slowest = float(np.nanmax(latencies[np.ix_(*like)]))
         latency = _copied_links(latencies, rows, mates, slowest, is_new_host=host is None)
     least = float(np.nanmin(bandwidth[np.ix_(*like)]))
+    devices = _new_devices(cluster, copied, host, len(mates))
+    copy_of: dict[str, list[str]] = {} if host is not None else {own: [devices[0].host]}
+    for origin, device in zip(copied, devices, strict=True):
+        copy_of.setdefault(cluster.devices[origin].name, []).append(device.name)
     return replace(
         cluster,
-        devices=(*cluster.devices, *_new_devices(cluster, copied, host, len(mates))),
+        devices=(*cluster.devices, *devices),
+        uplink_gb_per_s=copied_uplinks(cluster, own, devices[0].host),
+        shared=copied_shared(cluster, copy_of),
         bandwidth_gb_per_s=_copied_links(bandwidth, rows, mates, least, is_new_host=host is None),
         latency_us=latency,
     )
