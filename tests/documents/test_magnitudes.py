@@ -338,10 +338,6 @@ def test_wrong_limits_of_a_bound_are_refused(tmp_path, predicted, message):
     [
         (MODEL, ("layers", 0, "weight_grad_bytes")),
         (MODEL, ("layers", 0, "at")),
-        (DEVICES, ("uplink_gb_per_s",)),
-        (DEVICES, ("shared",)),
-        (HOSTS, ("hosts", 0, "names")),
-        (HOSTS, ("hosts", 0, "uplink_gb_per_s")),
         (PLAN, ("shard_optimizer",)),
         (PLAN, ("stages", 0, "gradient_buckets")),
     ],
