@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan, Schedule, Stage
 from pipeplan.plain_flows import _FlowReplay, longest_times, replay_flows
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.report.analysis.items import make_items
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
 from pipeplan.shared_links import SharedLink
 from pipeplan.simulator import Preference, run_list, run_plan, run_schedule, timeline_of
@@ -404,3 +405,20 @@ def test_refused(fields, message):
     with pytest.raises(InputError) as caught:
         parse_cluster(shorthand(**fields))
     assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------------------- the report
+
+
+def test_the_report_shows_the_true_times(tmp_path):
+    """Transfers are drawn as long as they take beside others; a page and a trace can be made."""
+    for seed in range(12):
+        plan = random_plan(seed)
+        costs, run = run_plan(plan)
+        transfers = timeline_of(costs, run).transfer_end_ms_C2M.ravel()
+        items = make_items(costs, run)
+        first = run.order_SM2.size
+        assert items.end_ms_N[first : first + transfers.size].tolist() == transfers.tolist()
+    made = pipeplan.plan(pipeplan.zoo.model("vgg19"), two_hosts(2, 1.0), 8)
+    pipeplan.write_report(made, tmp_path / "page.html")
+    pipeplan.write_trace(made, tmp_path / "trace.json")

@@ -251,7 +251,12 @@ class CostModel:
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
-        """The costs of these stages; raises PlanFileError if devices that talk have no path."""
+        """The costs of a whole plan; raises PlanFileError if devices that talk have no path."""
+        costs = self.least_costs(stages)
+        return replace(costs, flows=self._flows(stages)) if self.contention else costs
+
+    def least_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
+        """The costs of some neighbouring stages, if nothing else uses their shared links."""
         channels = range(len(stages) - 1)
         return PipelineCosts(
             forward_ms_S=np.array([self.forward_ms(stage) for stage in stages]),
@@ -264,7 +269,6 @@ class CostModel:
             ),
             all_reduce_ms_S=np.array([self.all_reduce_ms(stage) for stage in stages]),
             half_duplex=self.half_duplex,
-            flows=self._flows(stages) if self.contention else None,
         )
 
     def _flows(self, stages: Sequence[Stage]) -> _core.PlanFlows:

@@ -15,7 +15,16 @@ from pipeplan.cost import CostModel, Floats, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Codes, Kind, Plan, Schedule, Timeline
 
-__all__ = ["Codes", "Preference", "Run", "run_list", "run_plan", "run_schedule", "timeline_of"]
+__all__ = [
+    "Codes",
+    "Preference",
+    "Run",
+    "run_list",
+    "run_plan",
+    "run_schedule",
+    "timeline_of",
+    "transfer_ends_ms",
+]
 
 Trace = tuple[Codes, Floats, Codes, Floats, Codes, Floats, Floats | None, Floats | None]
 """What a kernel returns: order, starts, what was sent, its starts, blocks done, ends of stages.
@@ -97,10 +106,6 @@ def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
     block_ms_SM2 = np.where(
         is_forward_SM2, costs.forward_ms_S[:, None], costs.backward_ms_S[:, None]
     )
-    transfer_end_ms_C2M = run.transfer_end_ms_C2M
-    if transfer_end_ms_C2M is None:
-        send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
-        transfer_end_ms_C2M = run.transfer_start_ms_C2M + send_ms_C2[:, :, None]
     block_end_ms_SM2 = run.block_start_ms_SM2 + block_ms_SM2
     return Timeline(
         order_SM2=run.order_SM2,
@@ -108,10 +113,19 @@ def timeline_of(costs: PipelineCosts, run: Run) -> Timeline:
         block_end_ms_SM2=block_end_ms_SM2,
         sent_C2M=run.sent_C2M,
         transfer_start_ms_C2M=run.transfer_start_ms_C2M,
-        transfer_end_ms_C2M=transfer_end_ms_C2M,
+        transfer_end_ms_C2M=transfer_ends_ms(costs, run),
         all_reduce_start_ms_S=block_end_ms_SM2[:, -1],
         all_reduce_end_ms_S=run.end_ms_S,
     )
+
+
+def transfer_ends_ms(costs: PipelineCosts, run: Run) -> Floats:
+    """When each transfer ends, as `Run.transfer_start_ms_C2M` lists them."""
+    if run.transfer_end_ms_C2M is not None:
+        return run.transfer_end_ms_C2M
+    send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
+    ends_ms: Floats = run.transfer_start_ms_C2M + send_ms_C2[:, :, None]
+    return ends_ms
 
 
 def _run(costs: PipelineCosts, trace: Trace) -> Run:

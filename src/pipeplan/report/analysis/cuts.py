@@ -140,7 +140,7 @@ def find_cut(
 
 def _choice(cost: CostModel, stage: Stage, behind: Stage, microbatches: int, at: int) -> CutChoice:
     """What the two stages would cost with the cut in front of layer `at`."""
-    costs = cost.pipeline_costs(
+    costs = cost.least_costs(
         (
             replace(stage, layers=range(stage.layers.start, at)),
             replace(behind, layers=range(at, behind.layers.stop)),

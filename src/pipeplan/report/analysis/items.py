@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cost import Floats, PipelineCosts
-from pipeplan.simulator import Codes, Run
+from pipeplan.simulator import Codes, Run, transfer_ends_ms
 
 __all__ = ["ALL_REDUCE", "BACKWARD", "FORWARD", "LETTERS", "NOTHING", "Item", "Items", "make_items"]
 
@@ -120,8 +120,7 @@ def make_items(costs: PipelineCosts, run: Run) -> Items:
     block_ends_ms = run.block_start_ms_SM2 + np.where(
         run.order_SM2 < 0, costs.backward_ms_S[:, None], costs.forward_ms_S[:, None]
     )
-    send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
-    transfer_ends_ms = run.transfer_start_ms_C2M + send_ms_C2[:, :, None]
+    transfer_end_ms_C2M = transfer_ends_ms(costs, run)
     first_transfer = num_stages * num_blocks
     first_all_reduce = first_transfer + num_channels * num_blocks
     numbers = np.arange(first_all_reduce, dtype=np.int32)
@@ -143,7 +142,7 @@ def make_items(costs: PipelineCosts, run: Run) -> Items:
                 block_ends_ms[:, -1],
             ]
         ),
-        end_ms_N=np.concatenate([block_ends_ms.ravel(), transfer_ends_ms.ravel(), run.end_ms_S]),
+        end_ms_N=np.concatenate([block_ends_ms.ravel(), transfer_end_ms_C2M.ravel(), run.end_ms_S]),
         block_number_2SM=block_number,
         transfer_number_2CM=transfer_number,
     )
