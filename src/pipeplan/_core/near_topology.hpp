@@ -44,7 +44,7 @@ class NearTopology {
         return node + options_[option].price;
     }
     int detach(int node, int option) const { return node - options_[option].price; }
-    DeviceSet set(int, int option) const { return options_[option].set; }
+    const DeviceSet& set(int, int option) const { return options_[option].set; }
     void enter(int) {}
     LinkPair links(int, int option, int next) const { return {&link(option, next), &link(next, option)}; }
     double head_speed(int) const { return 0.0; }
@@ -157,7 +157,8 @@ class NearTopology {
         double most = *std::max_element(bytes.begin(), bytes.end()), least = most;
         if (!devices.empty()) most = 0.0, least = kInfinity;
         for (int u : devices) most = std::max(most, bytes[u]), least = std::min(least, bytes[u]);
-        return {shares.even, shares.least == shares.even ? least : most, shares.least, least};
+        if (shares.least == shares.even) return {{shares.even, least}};
+        return {{shares.even, most}, {shares.least, least}};
     }
 
     LinkSet links_between(const Option& senders, const Option& receivers) const {
