@@ -68,7 +68,7 @@ def optimum_ms(model: ModelProfile, cluster: Cluster, num_microbatches: int) -> 
     cost = CostModel(model, cluster)
     plans = []
     for stages in _all_stages(cost):
-        caps = [_most_in_flight(cost, stage, num_microbatches) for stage in stages]
+        caps = [most_in_flight(cost, stage, num_microbatches) for stage in stages]
         if min(caps) < 1:
             continue
         try:
@@ -82,7 +82,7 @@ def optimum_ms(model: ModelProfile, cluster: Cluster, num_microbatches: int) -> 
     for bound_ms, caps, costs in plans:
         if bound_ms >= best_ms * (1 - 1e-9):
             break
-        best_ms = min(best_ms, _fastest_ms(costs, num_microbatches, caps, bound_ms))
+        best_ms = min(best_ms, fastest_ms(costs, num_microbatches, caps, bound_ms))
     return best_ms
 
 
@@ -119,7 +119,7 @@ def _whole_shares(size: int, samples: int) -> Iterator[tuple[float, ...]]:
         yield tuple((fewer + (n in chosen)) / samples for n in range(size))
 
 
-def _most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int:
+def most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int:
     for held in range(num_microbatches, 0, -1):
         needs_gb = cost.memory_gb(stage, held)
         if all(
@@ -130,7 +130,7 @@ def _most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int
     return 0
 
 
-def _fastest_ms(
+def fastest_ms(
     costs: PipelineCosts, num_microbatches: int, caps: list[int], bound_ms: float
 ) -> float:
     """The time of the fastest order of blocks within the caps."""

@@ -2,8 +2,10 @@
 
 RDO (`device_order`) where it is quick; average and complete linkage on -log bandwidth (the leaves
 of a dendrogram, built with nearest-neighbour chains: Murtagh 1983, O(D^2)); nearest neighbour: go
-on to the device with the fastest link. Where speeds differ: the average linkage by speed, as a whole
-and host by host, so that stages of equally fast devices are possible. Each also reversed. Orders under which the cluster looks the same are kept once: on symmetric clusters eight collapse to one.
+on to the device with the fastest link. Where speeds differ: the average linkage by speed, as a
+whole and host by host, so that stages of equally fast devices are possible. Each also reversed.
+Orders under which the cluster looks the same are kept once: on symmetric clusters eight collapse to
+one.
 """
 
 import hashlib
