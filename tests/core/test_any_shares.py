@@ -172,7 +172,7 @@ class TestSharesBySpeed:
                 continue
             for rule, ms in zip(PORTFOLIO, times, strict=True):
                 assert math.isclose(SCHEDULES[rule](costs, 3).iteration_ms, ms, rel_tol=1e-9)
-        assert num_uneven > 50
+        assert num_uneven > 40
 
 
 class TestBounds:
