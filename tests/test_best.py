@@ -28,11 +28,8 @@ from pipeplan.planning.door import plan
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.exact import (
-    all_placements,
-    optimal_schedule,
-    whole_sample_variants,
-)
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
+from pipeplan.planning.planner.exact import optimal_schedule
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms

@@ -26,6 +26,7 @@ from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner import exact
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.coarsening import coarsen
+from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_plan
@@ -342,7 +343,7 @@ class TestExact:
             optimum_ms = exact.plan_exact(problem).iteration_ms
             slower = [
                 draft
-                for stages in exact.all_placements(problem.cost)
+                for stages in all_placements(problem.cost)
                 if 1.0001 * optimum_ms
                 < (draft := execute_pe(problem.cost, stages, 3)).iteration_ms
                 < 1.025 * optimum_ms
@@ -408,6 +409,6 @@ class TestExact:
                     except PlanFileError:
                         continue
                     expected.add(stages)
-            found = list(exact.all_placements(cost))
+            found = list(all_placements(cost))
             assert len(found) == len(set(found))
             assert set(found) == expected

@@ -115,8 +115,8 @@ def _all_stages(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
 def _whole_shares(cost: CostModel, devices: tuple[int, ...]) -> set[tuple[float, ...]]:
     """Whole samples as even as can be, or nearly in proportion to speed.
 
-    The former: every way to give some devices one sample more. The latter: off by less than a sample,
-    or such that the last device is done as early as can be.
+    The former: every way to give some devices one sample more. The latter: off by less than a
+    sample, or such that the last device is done as early as can be.
     """
     size, samples = len(devices), cost.model.microbatch_size
     fewer, more = divmod(samples, size)

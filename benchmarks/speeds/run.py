@@ -2,14 +2,14 @@
 
     python benchmarks/speeds/run.py [--every N] [--write]
 
-Half of the devices have speed 1, the others 0.4, mixed within hosts (every second device is slow) and
-between hosts (every second host is slow). Each model is planned three times:
+Half of the devices have speed 1, the others 0.4, mixed within hosts (every second device is slow)
+and between hosts (every second host is slow). Each model is planned three times:
 
 - `best`, which knows the speeds and may give devices shares in proportion to them;
 - `even`: the same search with even shares only;
 - `blind`: the plan made as if all devices were equal, and then judged with the real speeds.
 
-Memory is ignored, since a blind plan need not fit. Samples stay whole unless `--divisible` is given.
+Memory is ignored, since a blind plan need not fit. Samples stay whole without `--divisible`.
 """
 
 import argparse
@@ -101,8 +101,8 @@ def main() -> None:
         gaps.append(best.bound.gap(best.iteration_ms))
         uneven = sum(stage.shares is not None for stage in best.stages)
         rows.append(
-            f"| {model.name} | {cluster.name} | {microbatches} | {blind:.5g} | {even.iteration_ms:.5g}"
-            f" | {best.iteration_ms:.5g} | {100 * (faster[-1] - 1):.1f}"
+            f"| {model.name} | {cluster.name} | {microbatches} | {blind:.5g}"
+            f" | {even.iteration_ms:.5g} | {best.iteration_ms:.5g} | {100 * (faster[-1] - 1):.1f}"
             f" | {100 * (over_even[-1] - 1):.2f} | {100 * gaps[-1]:.1f}"
             f" | {uneven} of {best.num_stages} |"
         )
@@ -110,8 +110,8 @@ def main() -> None:
     kind = "samples may be split" if arguments.divisible else "whole samples"
     mean = statistics.geometric_mean
     lines = [
-        f"{len(rows)} instances, {kind}. `best` is {100 * (mean(faster) - 1):.1f} % faster than blind"
-        f" plans in geometric mean, {100 * (min(faster) - 1):.1f} % at least, and"
+        f"{len(rows)} instances, {kind}. `best` is {100 * (mean(faster) - 1):.1f} % faster than"
+        f" blind plans in geometric mean, {100 * (min(faster) - 1):.1f} % at least, and"
         f" {100 * (mean(over_even) - 1):.2f} % faster than with even shares,"
         f" {100 * (min(over_even) - 1):.2f} % at least, {100 * (max(over_even) - 1):.1f} % at most."
         f" Its gap to the bound for any shares is {100 * statistics.mean(gaps):.1f} % in the mean,"

@@ -1,4 +1,4 @@
-"""Shares in proportion to speed, and bounds for plans with any shares, against all ways to share."""
+"""Shares in proportion to speed; bounds for plans with any shares, against all ways to share."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import BoundScope, Stage
 from pipeplan.planning.door import make_problem
-from pipeplan.planning.planner.exact import all_placements
+from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.placement import placed_plan, shared_stage, stages_by_speed
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
@@ -35,7 +35,8 @@ def hostile_cluster(rng: random.Random, num_devices: int) -> Cluster:
         rates[u][v] *= rng.choice([0.01, 0.1, 100])
     devices = [Device(name=f"d{u}", speed=rng.choice(speeds)) for u in range(num_devices)]
     if len({device.speed for device in devices}) == 1:
-        devices[0] = replace(devices[0], speed=max(speeds) if devices[0].speed < max(speeds) else 0.5)
+        fastest = max(speeds)
+        devices[0] = replace(devices[0], speed=0.5 if devices[0].speed == fastest else fastest)
     return replace(
         cluster, devices=tuple(devices), bandwidth_gb_per_s=tuple(tuple(row) for row in rates)
     )
@@ -114,7 +115,7 @@ class TestSharesBySpeed:
             stage = Stage(layers=range(1), devices=tuple(range(size)))
             (made,) = stages_by_speed(instance, (stage,))
             assert math.isclose(sum(made.device_shares), 1)
-            taken = {u: x for u, x in zip(made.devices, made.device_shares, strict=True)}
+            taken = dict(zip(made.devices, made.device_shares, strict=True))
             mine = max(taken[u] / speeds[u] for u in range(size))
             least = min(
                 max(x / s for x, s in zip(shares, speeds, strict=True))

@@ -8,8 +8,8 @@ from pipeplan.pipeline import Stage
 __all__ = ["placed_plan", "placed_stages", "shared_stage", "stages_by_speed"]
 
 RECOMPUTES, BY_SPEED = 1, 2
-"""The bits of a kernel's mode: a stage computes its activations again; its devices share microbatches
-in proportion to their speeds."""
+"""The bits of a kernel's mode: a stage computes its activations again; its devices share
+microbatches in proportion to their speeds."""
 
 
 def placed_stages(
