@@ -210,6 +210,11 @@ class TestBounds:
         for _ in range(count):
             problem = tiny_problem(rng, whole=whole, memory=memory)
             optimum = optimum_ms(rng, problem, whole=whole)
+            for dp_steps in (2e3, 1e7):  # the fewer, the more sets are known by their size only
+                near_ms, _, _ = _core.prove_on_near_sets(
+                    problem.kernel_instance(), 2, 1e-3, 2 * optimum + 1, dp_steps, 1e4, 1
+                )
+                assert near_ms <= max(1e-3, optimum * (1 + 1e-9))
             try:
                 made = pp.plan(
                     problem.model, problem.cluster, problem.num_microbatches, divisible=not whole

@@ -271,11 +271,7 @@ class _Search:
             self._raise_bound(relaxed_ms, "relaxed")
         if not self.is_optimal and self.plans_on_sets:
             self._prove_on_sets()
-        elif (
-            not self.is_optimal
-            and self.num_devices <= settings.MAX_NEAR_DEVICES
-            and not self.instance.any_shares
-        ):
+        elif not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
             self._prove_on_near_sets()
 
     def _prove_on_sets(self) -> None:

@@ -32,6 +32,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Stage
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
@@ -206,7 +207,7 @@ def plan_exact(problem: Problem) -> Draft:
     _import_cp_model()
     if not problem.any_shares:
         return _plan_with_even_shares(problem)
-    uneven = _with_optimal_schedule(problem, plan_best(problem))
+    uneven = _with_optimal_schedule(problem, plan_best_shares(problem))
     try:
         even_only = replace(problem, limits=replace(problem.limits, shares=False))
         even = _plan_with_even_shares(even_only)
