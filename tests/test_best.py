@@ -24,7 +24,7 @@ from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
-from pipeplan.planning.door import plan
+from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_orders import device_orders
@@ -227,9 +227,10 @@ class TestRecursions:
         for seed in range(20):
             rng = random.Random(seed)
             cost = CostModel(random_model(rng, 8), random_cluster(rng, 5))
-            instance = cost.kernel_instance(4)
+            problem = make_problem(cost.model, cost.cluster, 4, divisible=True)
+            instance = problem.kernel_instance()
             everyone = list(range(5))
-            known = plan(cost.model, cost.cluster, 4).iteration_ms
+            known = plan(cost.model, cost.cluster, 4, divisible=True).iteration_ms
             free, _ = _core.plan_on_sets(instance, everyone, 2, np.inf, 0, 1)
             limited, _ = _core.plan_on_sets(instance, everyone, 2, known, 0, 1)
             assert limited <= known * (1 + 1e-9)

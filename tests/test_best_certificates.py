@@ -186,7 +186,7 @@ class TestBest:
             model, cluster = random_model(rng, rng.randint(2, 8)), random_cluster(rng, V)
             made = plan(model, cluster, 3, effort=0.05, divisible=True)
             cost = CostModel(model, cluster)
-            instance = cost.kernel_instance(3)
+            instance = make_problem(model, cluster, 3, divisible=True).kernel_instance()
             bound_ms, name = made.bound.lower_bound_ms, made.options["bound"]
             names.add(name)
             work_ms = work_bound_ms(cost, 3)
@@ -262,7 +262,8 @@ class TestBest:
             rng = random.Random(seed)
             model, cluster = random_model(rng, rng.randint(2, 6)), random_cluster(rng, 4)
             model = replace(model, microbatch_size=12)
-            made = plan(model, replace(cluster, duplex=Duplex.FULL), 3)
+            devices = tuple(replace(device, speed=1.0) for device in cluster.devices)
+            made = plan(model, replace(cluster, devices=devices, duplex=Duplex.FULL), 3)
             proved += made.bound.gap(made.iteration_ms) < 1e-6
         assert proved >= 26
 
@@ -381,6 +382,7 @@ class TestExact:
         problem = make_problem(model, cluster, 5)
         draft = execute_pe(problem.cost, stages, 5)
         monkeypatch.setattr(exact, "plan_best", lambda _: draft)
+        monkeypatch.setattr(exact, "plan_best_shares", lambda _: draft)
         made = exact.plan_exact(problem)
         assert made.iteration_ms < draft.iteration_ms
         assert made.schedule_guarantee_ms is None
