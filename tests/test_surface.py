@@ -268,6 +268,7 @@ ROOMS = [
     {"host_matrix", "shared_links"},
     {"cluster"},
     {"blocks"},
+    {"timelines"},
     {"pipeline"},
     {"host_links"},
     {"documents"},
@@ -278,7 +279,7 @@ ROOMS = [
     {"simulator"},
     {"schedules"},
     {"figures"},
-    {"number_checks", "plain_replay"},
+    {"group_checks", "number_checks", "plain_replay"},
     {"plain_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
@@ -308,6 +309,7 @@ MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
 CHECKER_MAY_IMPORT = {
     "cost",
     "errors",
+    "group_checks",
     "number_checks",
     "pipeline",
     "plain_flows",
@@ -384,7 +386,7 @@ def test_no_modules_import_each_other_in_a_circle():
             del uses[name]
 
 
-@pytest.mark.parametrize("file", ["checker.py", "plain_replay.py"])
+@pytest.mark.parametrize("file", ["checker.py", "group_checks.py", "plain_replay.py"])
 def test_the_checker_shares_only_the_costs(file):
     used = imports(SOURCE / file, at_top=False)
     rooms = {room_of(module) for module in used if module.startswith("pipeplan")}
