@@ -286,7 +286,7 @@ ROOMS = [
     {"planning.limits", "planning.same_file"},
     {"planning.options"},
     {"planning.problem"},
-    {"planning.inputs"},
+    {"planning.inputs", "planning.plausibility"},
     {"planning.prediction"},
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
