@@ -1,5 +1,6 @@
 """Times at several microbatch sizes (`layers[].at`): files, rule 1, kernels, bounds, batches."""
 
+import itertools
 import json
 import math
 import random
@@ -49,7 +50,7 @@ def time_of(layer, own_size: int, samples: float, kind: str) -> float:
     points.sort()
     if samples <= points[0][0]:
         return points[0][1] * samples / points[0][0]
-    for (n0, t0), (n1, t1) in zip(points, points[1:], strict=False):
+    for (n0, t0), (n1, t1) in itertools.pairwise(points):
         if samples <= n1:
             return t0 + (t1 - t0) * (samples - n0) / (n1 - n0)
     return points[-1][1] * samples / points[-1][0]

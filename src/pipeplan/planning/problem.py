@@ -97,7 +97,7 @@ class Problem:
         )
 
     def bound_instance(self, instance: _core.Instance) -> _core.Instance:
-        """The instance itself, or where times were measured at several sizes, one of least times."""
+        """The instance itself; where times were measured at several sizes, one of least times."""
         return instance if self.cost.measured is None else self.kernel_instance(least_times=True)
 
     @property
