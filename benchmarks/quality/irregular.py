@@ -49,8 +49,10 @@ def make_cluster(num_devices: int, kind: str, rng: random.Random) -> Cluster:
         speeds = [rng.choice((0.4, 0.6, 1.0, 1.0, 2.0)) for _ in range(num_devices)]
     latency: float | tuple = 0.0
     if rng.random() < 1 / 3:
-        row = range(num_devices)
-        latency = tuple(tuple(round(rng.uniform(5, 50), 2) if u != v else 0.0 for v in row) for u in row)
+        latency = tuple(
+            tuple(round(rng.uniform(5, 50), 2) if u != v else 0.0 for v in range(num_devices))
+            for u in range(num_devices)
+        )
     devices = tuple(Device(name=f"d{u}", speed=speed) for u, speed in enumerate(speeds))
     return Cluster(
         name=kind, devices=devices, bandwidth_gb_per_s=tuple(map(tuple, rates)), latency_us=latency
@@ -92,7 +94,8 @@ def instances(devices: list[int], count: int, seed: int):
         microbatches, divisible = rng.choice(MICROBATCHES), bool(index // len(KINDS) % 2)
         samples = "split" if divisible else "whole"
         name = f"{seed}/{index} {num_devices} {kind} {model.name} M={microbatches} {samples}"
-        yield name, dict(model=model, cluster=cluster, microbatches=microbatches, divisible=divisible)
+        options = {"model": model, "cluster": cluster, "microbatches": microbatches}
+        yield name, {**options, "divisible": divisible}
 
 
 def long_searches(options: dict, known_ms: float, log) -> float:
@@ -196,10 +199,11 @@ def main() -> None:
     if rows:
         above, gaps, cpu_s, _, _ = map(list, zip(*rows, strict=True))
         print(
-            f"{len(rows)} instances: {statistics.mean(above):.2f} % above the best known in the mean,"
-            f" {max(above):.2f} % at most; certified gap {statistics.mean(gaps):.2f} % in the mean,"
-            f" {statistics.median(gaps):.2f} % in the median; planning"
-            f" {statistics.mean(cpu_s):.2f} s of processor time in the mean, {max(cpu_s):.2f} s at most"
+            f"{len(rows)} instances: {statistics.mean(above):.2f} % above the best known in the"
+            f" mean, {max(above):.2f} % at most; certified gap {statistics.mean(gaps):.2f} % in the"
+            f" mean, {statistics.median(gaps):.2f} % in the median; planning took"
+            f" {statistics.mean(cpu_s):.2f} s of processor time in the mean,"
+            f" {max(cpu_s):.2f} s at most"
         )
 
 

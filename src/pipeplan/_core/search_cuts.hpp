@@ -23,7 +23,7 @@ class FollowingCuts {
     void remember(const SearchPlan& plan, int low, int high) {
         low_ = low;
         want_.clear();
-        for (int n = low; n <= high; ++n) want_.push_back(speed_of(plan[n]));
+        for (int n = low; n <= high; ++n) want_.push_back(joint_speed(in_, plan[n]));
     }
     int num_remembered() const { return static_cast<int>(want_.size()); }
 
@@ -36,7 +36,7 @@ class FollowingCuts {
         double wanted = 0.0;
         for (int n = low_; n <= high; ++n) {
             double& want = want_[n - low_];
-            want = work_between(plan[n].first_layer, plan[n].end_layer) * speed_of(plan[n]) / want;
+            want = work_between(plan[n].first_layer, plan[n].end_layer) * joint_speed(in_, plan[n]) / want;
             wanted += want;
         }
         if (!(wanted > 0)) return;
@@ -58,13 +58,6 @@ class FollowingCuts {
     }
     // All the work before a layer.
     double work_before(int layer) const { return work_[layer]; }
-
-    // What the devices of a stage do together.
-    double speed_of(const SearchStage& stage) const {
-        double slowest = kInfinity;
-        for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
-        return slowest * static_cast<double>(stage.devices.size());
-    }
 
   private:
     double work_between(int first, int end) const { return work_[end] - work_[first]; }

@@ -32,6 +32,7 @@ class Moves : private PlanEdits {
     bool make(SearchPlan& plan, Changes& changes) {
         edit(plan, changes);
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
+        if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
         switch (random_.below(makes_large_moves_ ? 25 : 20)) {
             case 0: case 1: case 2: return shift_cut();
             case 3: case 4: return move_device();
@@ -145,7 +146,7 @@ class Moves : private PlanEdits {
             beside = random_.below(2) ? n + 1 : n - 1;
             if (beside < 0 || beside >= num_stages()) beside = n;
         }
-        const double least_speed = leaves_slow_out() ? slowest_speed(n, leaving) : 0.0;
+        const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
         int best = -1;
         double best_rate = -1.0;
         for (int k = 0; k < num_tries_; ++k) {
@@ -157,8 +158,8 @@ class Moves : private PlanEdits {
         changes_->num_pairs += num_tries_ * num_devices(beside);
         return best;
     }
-    // A device that is slower than the others slows all of them.
-    bool leaves_slow_out() { return random_.below(3) > 0; }
+    // Where shares are even, a device that is slower than the others slows all of them.
+    bool leaves_slow_out(int n) { return random_.below(3) > 0 && !(stage(n).mode & kBySpeed); }
     double slowest_speed(int n, int leaving) {
         double slowest = num_devices(n) ? kInfinity : in_.speed[leaving];
         for (int u : stage(n).devices) slowest = std::min(slowest, in_.speed[u]);
@@ -214,6 +215,7 @@ class Moves : private PlanEdits {
         if (random_.below(2)) cut = cut_by(n, stage(n).end_layer, devices - moved, moved);
         behind.first_layer = cut;
         behind.end_layer = stage(n).end_layer;
+        behind.mode = stage(n).mode & kBySpeed;
         stage(n).end_layer = cut;
         for (int k = 0; k < moved; ++k) behind.devices.push_back(take(n));
         plan_->insert(plan_->begin() + n + 1, std::move(behind));
@@ -275,7 +277,7 @@ class Moves : private PlanEdits {
 
     // Puts the cut behind stage n where the work of both stages fits their devices' speed.
     void balance(int n) {
-        const double before = cuts_.speed_of(stage(n)), behind = cuts_.speed_of(stage(n + 1));
+        const double before = joint_speed(in_, stage(n)), behind = joint_speed(in_, stage(n + 1));
         int cut = cut_by(n, stage(n + 1).end_layer, before, behind);
         if (cut > stage(n).first_layer + 1 && random_.below(2)) --cut;
         cut_at(n, cut);
@@ -309,6 +311,15 @@ class Moves : private PlanEdits {
         const int n = any_stage();
         stage(n).mode ^= kRecomputes;
         forget_costs(n);
+        return true;
+    }
+
+    // The devices share microbatches by their speed instead of evenly, or the other way round.
+    bool flip_split() {
+        const int n = any_stage();
+        if (!in_.has_many_speeds(stage(n).devices)) return false;
+        stage(n).mode ^= kBySpeed;
+        forget_around(n);
         return true;
     }
 
