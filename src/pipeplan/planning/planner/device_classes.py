@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
-import numpy as np
-
 from pipeplan.cost import CostModel
 
 __all__ = ["num_link_rates", "num_set_triples"]
@@ -29,4 +27,4 @@ def num_link_rates(cost: CostModel) -> int:
     """How many different rates the links of some devices have; in a large cluster of hosts, two."""
     if cost.host_links is not None:
         return 2
-    return len(np.unique(cost.bytes_per_ms_DD[:SOME_DEVICES]))
+    return len(set(cost.bytes_per_ms_DD[:SOME_DEVICES].ravel().tolist()))
