@@ -70,7 +70,7 @@ def scaled_model(model: ModelProfile, microbatch_size: int) -> ModelProfile:
 
 
 def _scaled_layer(layer: LayerProfile, factor: float, old: int, new: int) -> LayerProfile:
-    weight_grad_ms = layer.weight_grad_ms
+    weight_grad_ms = None if layer.weight_grad_ms is None else layer.weight_grad_ms * factor
     forward_ms, backward_ms, at = layer.forward_ms * factor, layer.backward_ms * factor, layer.at
     if at:
         forward_ms, backward_ms = times_of_layer(layer, old, new)
@@ -78,6 +78,8 @@ def _scaled_layer(layer: LayerProfile, factor: float, old: int, new: int) -> Lay
             microbatch_size=old, forward_ms=layer.forward_ms, backward_ms=layer.backward_ms
         )
         at = tuple(times for times in (*at, own) if times.microbatch_size != new)
+        if weight_grad_ms is not None:
+            weight_grad_ms = min(weight_grad_ms, backward_ms)
     return replace(
         layer,
         forward_ms=forward_ms,
@@ -86,9 +88,8 @@ def _scaled_layer(layer: LayerProfile, factor: float, old: int, new: int) -> Lay
         output_bytes=layer.output_bytes * factor,
         gradient_bytes=layer.gradient_bytes * factor,
         activation_bytes=layer.activation_bytes * factor,
-        weight_grad_ms=None
-        if weight_grad_ms is None
-        else min(weight_grad_ms * factor, backward_ms),
+        weight_grad_ms=weight_grad_ms,
+        weight_grad_bytes=layer.weight_grad_bytes * factor,
     )
 
 
