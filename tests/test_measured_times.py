@@ -19,7 +19,12 @@ from pipeplan.pipeline import Stage
 from pipeplan.planning.door import make_problem
 from pipeplan.planning.global_batch import scaled_model
 from pipeplan.planning.planner.coarsening import merged_model
-from pipeplan.planning.planner.placement import placed_plan, shared_stage, stages_by_speed
+from pipeplan.planning.planner.placement import (
+    placed_plan,
+    placed_stages,
+    shared_stage,
+    stages_by_speed,
+)
 from pipeplan.profile import TimesAt
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 
@@ -236,3 +241,19 @@ def test_a_global_batch_follows_the_measurements():
     assert made.iteration_ms < pp.plan_global_batch(plain, cluster, 32).iteration_ms / 2
     own = made.model.layers[0]
     assert {1, 8} - {made.model.microbatch_size} <= {t.microbatch_size for t in own.at}
+
+
+@pytest.mark.parametrize("same_speed", [True, False])
+def test_local_search_counts_the_true_times(same_speed):
+    rng = random.Random(9)
+    for _ in range(10):
+        model, cluster = measured_model(rng, 6), random_cluster(rng, 6)
+        if same_speed:
+            devices = tuple(replace(device, speed=1.0) for device in cluster.devices)
+            cluster = replace(cluster, devices=devices, latency_us=0.0)
+        problem = make_problem(model, cluster, 4).within_samples()
+        instance = problem.kernel_instance()
+        start = placed_plan(instance, (Stage(layers=range(6), devices=(0,)),))
+        for ms, rule, placed in _core.local_search(instance, [start], 1, 3e6, 0.0, 1):
+            costs = problem.cost.pipeline_costs(placed_stages(placed, instance))
+            assert SCHEDULES[PORTFOLIO[rule]](costs, 4).iteration_ms == pytest.approx(ms, rel=1e-9)
