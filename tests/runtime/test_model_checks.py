@@ -18,7 +18,7 @@ from pipeplan.runtime.model_checks import (  # noqa: E402
 )
 from pipeplan.runtime.optimizers import require_separate_updates  # noqa: E402
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
-from pipeplan.runtime.step_checks import require_same_model  # noqa: E402
+from pipeplan.runtime.step_checks import SameModel  # noqa: E402
 from pipeplan.runtime.updating import Updater  # noqa: E402
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
@@ -124,15 +124,26 @@ class _StageOf:
 def test_a_layer_that_is_replaced_later_is_refused():
     model = three()
     stage = _StageOf(cut(model, lay_out(model), range(2)))
-    require_same_model({}, stage)
+    same_model = SameModel(stage)
+    same_model.require()
     model[0] = nn.Linear(4, 4)
     with pytest.raises(RuntimeMismatchError, match="its layer '0' was replaced"):
-        require_same_model({}, stage)
+        same_model.require()
+
+
+def test_a_hook_that_comes_later_is_refused():
+    model = three()
+    same_model = SameModel(_StageOf(cut(model, lay_out(model), range(2))))
+    hook = model[1].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    with pytest.raises(RuntimeMismatchError, match=r"1\.weight: got a hook after"):
+        same_model.require()
+    hook.remove()
+    same_model.require()
 
 
 def test_nothing_is_trained_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeMismatchError, match="inference_mode"):
-        require_same_model({}, None)
+        SameModel(None).require()
 
 
 # ------------------------------------------------------------------ optimizers
