@@ -17,6 +17,7 @@ from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.settings_agreement import hash_options
 from pipeplan.runtime.step_blocks import StepBlocks
 from pipeplan.runtime.step_checks import SameModel, require_inputs
 from pipeplan.runtime.supervision.status_board import State
@@ -43,12 +44,13 @@ class Steps:
         updater: Updater,
         watchdog: Watchdog,
         first_step: FirstStep,
+        optimizer: torch.optim.Optimizer,
         compares_batches: bool,
     ) -> None:
-        """`replica` is None for a rank that the plan does not use."""
+        """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
         self._rank, self._replica, self._transport = rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
-        self._first_step = first_step
+        self._first_step, self._optimizer = first_step, optimizer
         self._stage, self._index = placement.find(rank) or (-1, -1)
         self._is_last = self._stage == plan.num_stages - 1
         self._order = tuple(plan.schedule[self._stage]) if self._stage >= 0 else ()
@@ -58,6 +60,10 @@ class Steps:
         )
         self._sum = make_sum(transport, placement.ranks)
         self._same_model = SameModel(replica)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, hash_options(optimizer))
+        self._compares_options = len(set(found)) == 1
+        """Not if optimizer_fn makes other groups on other ranks."""
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.num_rows = 0
@@ -112,7 +118,8 @@ class Steps:
         require_inputs(self._rank, self._stage, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
             self._same_model.require()
-        agreed = self._agreement.agree(batch, targets, mode, number, self._transport)
+        options = hash_options(self._optimizer) if self._compares_options else -1
+        agreed = self._agreement.agree(batch, targets, mode, number, self._transport, options)
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []

@@ -24,11 +24,12 @@ from pipeplan.runtime.exchange.transports import make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
+    Options,
     ParameterGroups,
     ParamGroupsFn,
-    make_optimizer,
+    find_options,
+    make_separate_optimizer,
     plan_groups,
-    require_separate_updates,
 )
 from pipeplan.runtime.parameters import find_loss_module, first_names
 from pipeplan.runtime.placement import find_placement
@@ -36,6 +37,7 @@ from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
+from pipeplan.runtime.settings_agreement import hash_plan, require_same_settings
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -149,12 +151,27 @@ class Pipeline(SavedTraining):
         self._watchdog = meeting.watchdog
         with in_set_up(self._watchdog):
             confirm(meeting.gathering)
+            require_same_settings(
+                {
+                    "plan": hash_plan(self.plan),
+                    "metrics": list(metrics or {}),
+                    "clip_norm": clip_norm,
+                    "amp_dtype": amp_dtype,
+                    "bucket_bytes": bucket_bytes,
+                    "on_nan": on_nan,
+                    "scheduler_fn": "given" if scheduler_fn else None,
+                    "param_groups_fn": "given" if param_groups_fn else None,
+                    "verify": settings.verifies,
+                }
+            )
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
+            options = find_options(model, loss_fn, optimizer_fn, groups)
             self._set_up_stage(model, settings)
-            self._set_up_training(optimizer_fn, groups, settings, compares_batches=compare_batches)
+            self._set_up_training(
+                optimizer_fn, groups, options, settings, compares_batches=compare_batches
+            )
             self._set_up_keeping(seed, scheduler_fn)
-            dist.barrier()
         self._zero_s = time.perf_counter()
 
     def _set_up_counters(self) -> None:
@@ -188,6 +205,7 @@ class Pipeline(SavedTraining):
         self,
         optimizer_fn: OptimizerFn,
         groups: ParameterGroups | None,
+        options: Options | None,
         settings: ReplicaSettings,
         *,
         compares_batches: bool,
@@ -195,8 +213,9 @@ class Pipeline(SavedTraining):
         """Make the optimizer, and what comes before the first step and after each one."""
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
-        self.optimizer = make_optimizer(optimizer_fn, named, groups)
-        require_separate_updates(self.optimizer, num_stages=self.plan.num_stages)
+        self.optimizer = make_separate_optimizer(
+            optimizer_fn, named, groups, options, num_stages=self.plan.num_stages
+        )
         """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
         schedulers are alike everywhere."""
         self._updater.take_up(self.optimizer, replica)
@@ -212,6 +231,7 @@ class Pipeline(SavedTraining):
             first_step=FirstStep(
                 self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
             ),
+            optimizer=self.optimizer,
             compares_batches=compares_batches,
         )
 
@@ -231,8 +251,7 @@ class Pipeline(SavedTraining):
         self._updater.tell(self.num_steps + (not update))
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._steps.num_rows, is_update=update))
-        if self.scheduler is not None and update:
-            self.scheduler.step()
+        self._step_scheduler(loss, is_update=update)
         return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
