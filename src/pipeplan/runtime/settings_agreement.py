@@ -16,11 +16,42 @@ import torch.distributed as dist
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Kind, Plan
+from pipeplan.runtime.replica_setup import ReplicaSettings
 
-__all__ = ["hash_options", "hash_plan", "require_same_settings"]
+__all__ = ["hash_options", "require_same_settings"]
 
 
-def hash_plan(plan: Plan) -> str:
+def require_same_settings(
+    plan: Plan, settings: ReplicaSettings, more: Mapping[str, Any], functions: Mapping[str, Any]
+) -> None:
+    """Refuse settings that differ between ranks; all ranks have to call it.
+
+    Functions are only compared in whether they are given.
+
+    Raises:
+        RuntimeMismatchError: on every rank, it names the setting.
+    """
+    own = {
+        "plan": _hash_plan(plan),
+        "metrics": list(settings.loss.metrics),
+        "amp_dtype": settings.amp_dtype,
+        "bucket_bytes": settings.bucket_bytes,
+        "verify": "first-step" if settings.verifies else "off",
+        **more,
+        **{name: None if each is None else "given" for name, each in functions.items()},
+    }
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {name: str(value) for name, value in own.items()})
+    for name, first in everyone[0].items():
+        for rank, other in enumerate(everyone):
+            if other[name] != first:
+                raise RuntimeMismatchError(
+                    f"{name}: is {excerpt(other[name])} on rank {rank}, but {excerpt(first)} on"
+                    " rank 0; make the pipeline in the same way on every rank"
+                )
+
+
+def _hash_plan(plan: Plan) -> str:
     """A text that is equal for plans that run alike."""
     order = tuple(
         (block.kind is Kind.FORWARD, block.microbatch) for row in plan.schedule for block in row
@@ -32,23 +63,6 @@ def hash_plan(plan: Plan) -> str:
         f"{plan.microbatches} {plan.model.microbatch_size} {hash(order)}",
     ]
     return f"{zlib.crc32(chr(0).join(parts).encode()):08x}"
-
-
-def require_same_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that differ between ranks; all ranks have to call it.
-
-    Raises:
-        RuntimeMismatchError: on every rank, it names the setting.
-    """
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {name: repr(value) for name, value in settings.items()})
-    for name, first in everyone[0].items():
-        for rank, other in enumerate(everyone):
-            if other.get(name) != first:
-                raise RuntimeMismatchError(
-                    f"{name}: is {excerpt(other.get(name))} on rank {rank}, but {excerpt(first)} on"
-                    " rank 0; make the pipeline in the same way on every rank"
-                )
 
 
 def hash_options(optimizer: torch.optim.Optimizer) -> int:

@@ -37,7 +37,7 @@ from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.runtime.settings_agreement import hash_plan, require_same_settings
+from pipeplan.runtime.settings_agreement import require_same_settings
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -124,10 +124,7 @@ class Pipeline(SavedTraining):
         scheduler_fn: SchedulerFn | None = None,
         verify: str = "first-step",
     ) -> None:
-        if not dist.is_initialized():
-            raise RuntimeMismatchError(
-                "ranks: torch.distributed is not initialized; call init_process_group first"
-            )
+        _require_process_group()
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
         self.rank = dist.get_rank()
         self._loss = LossTerms(loss_fn=loss_fn, metrics=metrics or {}, weight_fn=loss_weight_fn)
@@ -151,19 +148,9 @@ class Pipeline(SavedTraining):
         self._watchdog = meeting.watchdog
         with in_set_up(self._watchdog):
             confirm(meeting.gathering)
-            require_same_settings(
-                {
-                    "plan": hash_plan(self.plan),
-                    "metrics": list(metrics or {}),
-                    "clip_norm": clip_norm,
-                    "amp_dtype": amp_dtype,
-                    "bucket_bytes": bucket_bytes,
-                    "on_nan": on_nan,
-                    "scheduler_fn": "given" if scheduler_fn else None,
-                    "param_groups_fn": "given" if param_groups_fn else None,
-                    "verify": settings.verifies,
-                }
-            )
+            more = {"clip_norm": clip_norm, "on_nan": on_nan}
+            made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
+            require_same_settings(self.plan, settings, more, made)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             options = find_options(model, loss_fn, optimizer_fn, groups)
@@ -311,3 +298,10 @@ class Pipeline(SavedTraining):
         elif error is not None and not (isinstance(error, SystemExit) and not error.code):
             blame_for_error(self._watchdog, error)
         self.close()
+
+
+def _require_process_group() -> None:
+    if not dist.is_initialized():
+        raise RuntimeMismatchError(
+            "ranks: torch.distributed is not initialized; call init_process_group first"
+        )
