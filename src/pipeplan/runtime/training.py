@@ -138,12 +138,9 @@ class Pipeline(SavedTraining):
             bucket_bytes=bucket_bytes,
             verifies=can_verify(model, verify, self.rank),
         )
-        scaler = LossScaler(enabled=amp_dtype is torch.float16)
-        self._updater = Updater(clip_norm=clip_norm, scaler=scaler, on_nan=on_nan)
+        self._updater = Updater(LossScaler(enabled=amp_dtype is torch.float16), clip_norm, on_nan)
         self._on_step = on_step
         self._set_up_counters()
-        if "nccl" in str(dist.get_backend()):
-            set_cuda_device()  # before the first collective, which would use the first GPU
         meeting = meet(watchdog or WatchdogOptions())
         self._watchdog = meeting.watchdog
         with in_set_up(self._watchdog):
@@ -301,7 +298,10 @@ class Pipeline(SavedTraining):
 
 
 def _require_process_group() -> None:
+    """Refuse to begin without one; with NCCL, take this rank's GPU before the first collective."""
     if not dist.is_initialized():
         raise RuntimeMismatchError(
             "ranks: torch.distributed is not initialized; call init_process_group first"
         )
+    if "nccl" in str(dist.get_backend()):
+        set_cuda_device()  # the first collective would use the first GPU
