@@ -161,6 +161,12 @@ class CostModel:
         other.max_replicas = max_replicas or self.cluster.num_devices
         return other
 
+    def without_shared_links(self) -> "CostModel":
+        """The same costs as if every pair of devices had a link of its own."""
+        other = copy.copy(self)
+        other.contention = None
+        return other
+
     def with_layers(self, instance: _core.Instance) -> _core.Instance:
         """An instance of the same cluster, with the layers of this model."""
         return instance.with_layers(

@@ -6,9 +6,10 @@
 
 namespace pipeplan {
 
-FlowRates::FlowRates(const PlanFlows& flows)
+FlowRates::FlowRates(const FlowTable& flows, std::vector<RateChange>* history)
     : groups_(flows.groups()), transfers_(flows.transfers()), sides_of_groups_(flows.sides()),
-      flows_(groups_.size()), sides_(flows.capacity().size()), num_left_(transfers_.size(), 0), latest_ms_(transfers_.size(), 0.0) {
+      history_(history), flows_(groups_.size()), sides_(flows.capacity().size()),
+      num_left_(transfers_.size(), 0), latest_ms_(transfers_.size(), 0.0) {
     for (std::size_t side = 0; side < sides_.size(); ++side)
         sides_[side].capacity = flows.capacity()[side];
     for (std::size_t t = 0; t < transfers_.size(); ++t)
@@ -57,8 +58,9 @@ void FlowRates::end(int group) {
         Side& side = sides_[sides_of_groups_[k]];
         mark_changed(sides_of_groups_[k]);
         side.groups.erase(std::find(side.groups.begin(), side.groups.end(), group));
-        // From 0 on again where nothing is left, so that rounding does not add up.
-        side.wanted = side.groups.empty() ? 0.0 : side.wanted - kind.count * kind.limit;
+        // Added up anew: after a difference small limits would vanish beside large ones.
+        side.wanted = 0.0;
+        for (int other : side.groups) side.wanted += groups_[other].count * groups_[other].limit;
     }
 }
 
@@ -97,6 +99,7 @@ void FlowRates::settle(double now_ms) {
         flow.since_ms = now_ms;
         flow.rate = flow.new_rate;
         flow.end_ms = now_ms + flow.left_bytes / flow.rate;
+        if (history_) history_->push_back({now_ms, group, flow.rate});
     }
     next_end_ms_ = kInfinity;
     for (int group : under_way_) next_end_ms_ = std::min(next_end_ms_, flows_[group].end_ms);

@@ -8,13 +8,21 @@
 #include <queue>
 #include <vector>
 
-#include "flows.hpp"
+#include "flow_table.hpp"
 
 namespace pipeplan {
 
+// From `ms` on each flow of a group has this rate, in bytes per ms; 0: it has ended.
+struct RateChange {
+    double ms;
+    int group;
+    double rate;
+};
+
 class FlowRates {
   public:
-    explicit FlowRates(const PlanFlows& flows);
+    // The table has to outlive this. All changes of rates are added to `history`, if there is one.
+    explicit FlowRates(const FlowTable& flows, std::vector<RateChange>* history = nullptr);
 
     // Begins a transfer; it must not be under way. A transfer without flows ends at once.
     void begin(int transfer, double now_ms);
@@ -39,6 +47,7 @@ class FlowRates {
             }
             for (int group : ended_) {
                 end(group);
+                if (history_) history_->push_back({flows_[group].end_ms, group, 0.0});
                 take_end(flows_[group].transfer, flows_[group].end_ms);
             }
         }
@@ -91,6 +100,7 @@ class FlowRates {
     const std::vector<FlowGroup>& groups_;
     const std::vector<FlowTransfer>& transfers_;
     const std::vector<int>& sides_of_groups_;
+    std::vector<RateChange>* history_;
     std::vector<Flow> flows_;    // [groups]
     std::vector<Side> sides_;
     std::vector<int> under_way_, ended_;  // groups

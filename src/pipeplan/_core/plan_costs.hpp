@@ -173,9 +173,10 @@ inline bool cost_channel(const Instance& in, int end_layer, const std::vector<in
     if (!in.shared) return true;
     const SharedLinks::LeastTimes least =
         in.shared->least_times(devices, in.shares(devices, by_memory), next_devices,
-                               in.shares(next_devices, next_by_memory));
-    costs.there = std::max(costs.there, least.there_ms_per_byte * in.output_bytes[end_layer - 1]);
-    costs.back = std::max(costs.back, least.back_ms_per_byte * in.gradient_bytes[end_layer - 1]);
+                               in.shares(next_devices, next_by_memory),
+                               in.output_bytes[end_layer - 1], in.gradient_bytes[end_layer - 1]);
+    costs.there = std::max(costs.there, least.there_ms);
+    costs.back = std::max(costs.back, least.back_ms);
     return true;
 }
 

@@ -58,13 +58,11 @@ class OrderTopology {
         if (!in_.shared) return;
         const Crossings crossings(*in_.shared, start_, boundary, sizes_);
         for_all_sizes(node, [&](int a, int b) {
-            const Crossings::Both both = crossings.between(a, b);
-            if (keeps_link_sets_) {
-                channels_->insert(a, b, both.forward, both.backward);
-                return;
-            }
-            forward_[pair(a, b)].insert(both.forward);
-            backward_[pair(a, b)].insert(both.backward);
+            const MemberCounts &before = crossings.before(a), &behind = crossings.behind(b);
+            LinkSet& forward = keeps_link_sets_ ? channels_->forward(a, b) : forward_[pair(a, b)];
+            LinkSet& backward = keeps_link_sets_ ? channels_->backward(a, b) : backward_[pair(a, b)];
+            insert_crossings(*in_.shared, before, behind, forward);
+            insert_crossings(*in_.shared, behind, before, backward);
         });
     }
     LinkPair links(int, int option, int next) const {

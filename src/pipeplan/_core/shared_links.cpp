@@ -12,17 +12,27 @@ namespace pipeplan {
 
 SharedLinks::SharedLinks(std::vector<std::vector<int>> members,
                          const std::vector<double>& out_bytes_per_ms,
-                         const std::vector<double>& in_bytes_per_ms, std::vector<int> host_of)
+                         const std::vector<double>& in_bytes_per_ms, std::vector<int> host_of,
+                         const std::vector<double>& out_latency_ms,
+                         const std::vector<double>& in_latency_ms)
     : host_of_(std::move(host_of)), position_(host_of_.size()) {
     const auto refuse = [](const std::string& message) { throw std::invalid_argument(message); };
     if (out_bytes_per_ms.size() != members.size() || in_bytes_per_ms.size() != members.size())
         refuse("shared links: one capacity in each direction for each link");
+    for (const std::vector<double>* latencies : {&out_latency_ms, &in_latency_ms})
+        if (!latencies->empty() && latencies->size() != members.size())
+            refuse("shared links: one latency in each direction for each link");
     std::vector<std::vector<int>> links_of(host_of_.size());
     for (std::size_t l = 0; l < members.size(); ++l) {
         for (double capacity : {out_bytes_per_ms[l], in_bytes_per_ms[l]}) {
             if (!(capacity > 1e-60 && capacity <= 1e60))
                 refuse("shared links: a capacity is not above zero, or not finite");
             capacity_.push_back(capacity);
+        }
+        for (const std::vector<double>* latencies : {&out_latency_ms, &in_latency_ms}) {
+            latency_ms_.push_back(latencies->empty() ? 0.0 : (*latencies)[l]);
+            if (!(latency_ms_.back() >= 0 && latency_ms_.back() <= 1e60))
+                refuse("shared links: a latency is below zero, or not finite");
         }
         for (int u : members[l]) {
             if (u < 0 || u >= num_devices()) refuse("shared links: a member is no device");
@@ -42,6 +52,7 @@ SharedLinks::SharedLinks(std::vector<std::vector<int>> members,
 SharedLinks SharedLinks::on_devices(const std::vector<int>& order) const {
     SharedLinks result;
     result.capacity_ = capacity_;
+    result.latency_ms_ = latency_ms_;
     result.links_of_class_ = links_of_class_;
     for (int u : order) {
         result.class_of_.push_back(class_of_.at(u));
@@ -77,31 +88,44 @@ std::vector<int> SharedLinks::ring(std::vector<int> devices) const {
 SharedLinks::LeastTimes SharedLinks::least_times(const std::vector<int>& devices,
                                                  const std::vector<double>& shares,
                                                  const std::vector<int>& next_devices,
-                                                 const std::vector<double>& next_shares) const {
+                                                 const std::vector<double>& next_shares,
+                                                 double there_bytes, double back_bytes) const {
+    struct Part {  // of a microbatch, that the link's members have in a stage
+        double share = 0.0;
+        std::size_t num_devices = 0;
+    };
     struct Parts {
         int link;
-        double before, behind;  // of a microbatch, that the link's members have in either stage
+        Part before, behind;
     };
     std::vector<Parts> parts;
-    const auto add = [&](int link, double share, double Parts::*side) {
+    const auto add = [&](int link, double share, Part Parts::*side) {
         auto found = std::find_if(parts.begin(), parts.end(),
                                   [&](const Parts& each) { return each.link == link; });
-        if (found == parts.end()) found = parts.insert(parts.end(), {link, 0.0, 0.0});
-        (*found).*side += share;
+        if (found == parts.end()) found = parts.insert(parts.end(), Parts{link, {}, {}});
+        Part& part = (*found).*side;
+        part.share += share, ++part.num_devices;
     };
     for (std::size_t i = 0; i < devices.size(); ++i)
         for (int link : links_of(devices[i])) add(link, shares[i], &Parts::before);
     for (std::size_t i = 0; i < next_devices.size(); ++i)
         for (int link : links_of(next_devices[i])) add(link, next_shares[i], &Parts::behind);
+    // What is not the members'. Counted, because all shares together may be a little less than 1.
+    const auto rest = [](const Part& part, std::size_t num_devices) {
+        return part.num_devices < num_devices ? std::max(0.0, 1.0 - part.share) : 0.0;
+    };
     LeastTimes least{0.0, 0.0};
+    const auto count = [&](double& least_ms, int side, double bytes) {
+        if (bytes > 0) least_ms = std::max(least_ms, latency_ms_[side] + bytes / capacity_[side]);
+    };
     for (const Parts& each : parts) {
-        const double leaves = each.before * std::max(0.0, 1.0 - each.behind);
-        const double enters = each.behind * std::max(0.0, 1.0 - each.before);
-        const double out_rate = out(each.link), in_rate = in(each.link);
-        least.there_ms_per_byte =
-            std::max({least.there_ms_per_byte, leaves / out_rate, enters / in_rate});
-        least.back_ms_per_byte =
-            std::max({least.back_ms_per_byte, enters / out_rate, leaves / in_rate});
+        const double leaves = each.before.share * rest(each.behind, next_devices.size());
+        const double enters = each.behind.share * rest(each.before, devices.size());
+        const int out_side = 2 * each.link, in_side = out_side + 1;
+        count(least.there_ms, out_side, leaves * there_bytes);
+        count(least.there_ms, in_side, enters * there_bytes);
+        count(least.back_ms, out_side, enters * back_bytes);
+        count(least.back_ms, in_side, leaves * back_bytes);
     }
     return least;
 }

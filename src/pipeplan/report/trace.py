@@ -2,7 +2,7 @@
 
 A process is a device. Its tracks are compute, what it sends and receives in each direction, and the
 all-reduce, so that slices on one track never overlap. Each microbatch is a flow through the stages
-and back; memory is a counter.
+and back; memory is a counter. Shared links are one more process, with a counter for each direction.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ import msgspec
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.trace_events import (
     Counter,
@@ -36,6 +36,8 @@ __all__ = ["MAX_EVENTS", "count_events", "trace_document", "write_trace"]
 
 MAX_EVENTS = 1_000_000
 """About 150 MB; with more, viewers take minutes or do not open the file."""
+MAX_LINK_EVENTS = 100_000
+"""Of the counters of shared links; the busiest ones are written."""
 COMPUTE = 0
 ALL_REDUCE = 5
 TRACKS = (
@@ -77,7 +79,8 @@ def count_events(plan: Plan) -> int:
     num_devices = sum(replicas)
     inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
     per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices
-    return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices
+    on_links = MAX_LINK_EVENTS if plan.cluster.links else 0
+    return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices + on_links
 
 
 def trace_document(analysis: PlanAnalysis) -> dict[str, Any]:
@@ -93,6 +96,7 @@ def _events(analysis: PlanAnalysis) -> Iterator[Event]:
     yield from _all_reduces(analysis)
     yield from _flows(analysis)
     yield from _memory(analysis)
+    yield from _shared_links(analysis)
 
 
 def _names(analysis: PlanAnalysis) -> Iterator[Metadata]:
@@ -114,11 +118,7 @@ def _blocks(analysis: PlanAnalysis) -> Iterator[Slice]:
     for number in range(items.first_transfer):
         kind, stage, microbatch, start_ms, end_ms = items[number]
         name, category = f"{LETTERS[kind]}{microbatch}", CATEGORIES[kind]
-        waited = int(analysis.waited_for[number])
-        args = {
-            "microbatch": microbatch,
-            "waited_for": "nothing" if waited == NOTHING else items.name_of(waited),
-        }
+        args = {"microbatch": microbatch, "waited_for": analysis.waited_words(number)}
         devices = analysis.plan.stages[stage].devices
         for device, pace in zip(devices, analysis.device_paces[stage], strict=True):
             until_ms = start_ms + (end_ms - start_ms) * pace
@@ -132,7 +132,8 @@ def _transfers(analysis: PlanAnalysis) -> Iterator[Slice]:
         name, category = f"{LETTERS[kind]}{microbatch}", CONTENTS[kind]
         args = {
             "microbatch": microbatch,
-            "waited_for": items.name_of(int(analysis.waited_for[number])),
+            "waited_for": analysis.waited_words(number),
+            **_slowed(analysis, number),
         }
         for side, track in enumerate(TRANSFER_TRACKS[kind]):
             for device in analysis.plan.stages[channel + side].devices:
@@ -143,7 +144,8 @@ def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
     for index, stage in enumerate(analysis.plan.stages):
         item = analysis.items[analysis.items.first_all_reduce + index]
         if stage.num_replicas > 1:
-            args = {"replicas": stage.num_replicas}
+            number = analysis.items.first_all_reduce + index
+            args = {"replicas": stage.num_replicas, **_slowed(analysis, number)}
             for device in stage.devices:
                 yield make_slice(
                     "all-reduce",
@@ -154,6 +156,12 @@ def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
                     item.end_ms,
                     args,
                 )
+
+
+def _slowed(analysis: PlanAnalysis, number: int) -> dict[str, str]:
+    """What else used a full link together with a transfer, if something did."""
+    words = analysis.shared_use.words(number, analysis.items)
+    return {"slowed": words.removeprefix("slowed ")} if words else {}
 
 
 def _flows(analysis: PlanAnalysis) -> Iterator[FlowStart | FlowStep | FlowEnd]:
@@ -184,3 +192,20 @@ def _memory(analysis: PlanAnalysis) -> Iterator[Counter]:
             for at_us, in_flight in settled:
                 held_gb = base_gb + in_flight * per_microbatch_gb
                 yield Counter("memory", device, at_us, {"GB": held_gb})
+
+
+def _shared_links(analysis: PlanAnalysis) -> Iterator[Metadata | Counter]:
+    """A process for all shared links: for each direction of each the GB/s in use."""
+    links = analysis.shared_use.links
+    if not links:
+        return
+    process = analysis.plan.cluster.num_devices
+    yield from name_process(process, "shared links", process)
+    left = MAX_LINK_EVENTS - 2
+    for link in sorted(links, key=lambda link: -link.busy):
+        left -= len(link.times_ms)
+        if left < 0:
+            return
+        name = f"{link.name} ({link.direction})"
+        for ms, used in zip(link.times_ms.tolist(), link.used.tolist(), strict=True):
+            yield Counter(name, process, to_us(ms), {"GB/s": used * link.gb_per_s})
