@@ -222,9 +222,10 @@ nb::list py_flow_groups(const PlanFlows& flows) {
         const FlowTransfer& transfer = table.transfers()[t];
         for (int g = transfer.first_group; g < transfer.end_group; ++g) {
             const FlowGroup& group = table.groups()[g];
-            const std::vector<int> sides(table.sides().begin() + group.first_side,
-                                         table.sides().begin() + group.end_side);
-            result.append(nb::make_tuple(t, group.count, group.limit, group.bytes, sides));
+            const FlowClass& its = table.classes()[group.flow_class];
+            const std::vector<int> sides(table.sides().begin() + its.first_side,
+                                         table.sides().begin() + its.end_side);
+            result.append(nb::make_tuple(t, group.count, its.limit, group.bytes, sides));
         }
     }
     return result;

@@ -66,20 +66,28 @@ void FlowTable::add_flow(const SharedLinks& links, const Flow& flow, FlowTransfe
         transfer.timer_ms = std::max(transfer.timer_ms, flow.latency_ms + flow.bytes / flow.limit);
         return;
     }
-    const auto key = std::make_tuple(flow.latency_ms, flow.bytes, flow.limit, from, to);
+    const int flow_class = class_of(links, flow.limit, from, to);
+    const auto key = std::make_tuple(flow.latency_ms, flow.bytes, flow_class);
     const auto found = group_of.emplace(key, static_cast<int>(groups_.size()));
-    if (!found.second) {
-        ++groups_[found.first->second].count;
-        return;
+    if (found.second) groups_.push_back({flow.latency_ms, flow.bytes, 1, flow_class});
+    else ++groups_[found.first->second].count;
+}
+
+int FlowTable::class_of(const SharedLinks& links, double limit, int from, int to) {
+    const auto found =
+        class_of_.emplace(std::make_tuple(limit, from, to), static_cast<int>(classes_.size()));
+    if (found.second) {
+        const int first_side = static_cast<int>(sides_.size());
+        for (int side : links.sides_between(from, to)) sides_.push_back(side);
+        classes_.push_back({limit, first_side, static_cast<int>(sides_.size())});
     }
-    const int first_side = static_cast<int>(sides_.size());
-    for (int side : links.sides_between(from, to)) sides_.push_back(side);
-    const int end_side = static_cast<int>(sides_.size());
-    groups_.push_back({flow.latency_ms, flow.bytes, flow.limit, 1, first_side, end_side});
+    return found.first->second;
 }
 
 void FlowTable::end_transfer(FlowTransfer& transfer) {
     transfer.end_group = static_cast<int>(groups_.size());
+    std::stable_sort(groups_.begin() + transfer.first_group, groups_.end(),
+                     [](const FlowGroup& a, const FlowGroup& b) { return a.latency_ms < b.latency_ms; });
     transfers_.push_back(transfer);
 }
 

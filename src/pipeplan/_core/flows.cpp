@@ -35,12 +35,14 @@ PlanFlows::PlanFlows(const Instance& instance, const std::vector<int>& end_layer
 std::vector<double> PlanFlows::longest_ms(bool half_duplex) const {
     const std::vector<FlowTransfer>& transfers = table_.transfers();
     const std::vector<FlowGroup>& groups = table_.groups();
+    const std::vector<FlowClass>& classes = table_.classes();
     const std::vector<int>& sides = table_.sides();
     const std::vector<double>& capacity = table_.capacity();
     const auto count_flows = [&](int transfer, std::vector<int>& count) {
-        for (int g = transfers[transfer].first_group; g < transfers[transfer].end_group; ++g)
-            for (int k = groups[g].first_side; k < groups[g].end_side; ++k)
-                count[sides[k]] += groups[g].count;
+        for (int g = transfers[transfer].first_group; g < transfers[transfer].end_group; ++g) {
+            const FlowClass& its = classes[groups[g].flow_class];
+            for (int k = its.first_side; k < its.end_side; ++k) count[sides[k]] += groups[g].count;
+        }
     };
     const int num_lanes = 2 * (num_stages_ - 1);
     std::vector<int> most(capacity.size(), 0);
@@ -56,8 +58,9 @@ std::vector<double> PlanFlows::longest_ms(bool half_duplex) const {
     for (const FlowTransfer& transfer : transfers) {
         double ms = std::max(transfer.timer_ms, 0.0);
         for (int g = transfer.first_group; g < transfer.end_group; ++g) {
-            double rate = groups[g].limit;
-            for (int k = groups[g].first_side; k < groups[g].end_side; ++k)
+            const FlowClass& its = classes[groups[g].flow_class];
+            double rate = its.limit;
+            for (int k = its.first_side; k < its.end_side; ++k)
                 rate = std::min(rate, capacity[sides[k]] / most[sides[k]]);
             ms = std::max(ms, groups[g].latency_ms + groups[g].bytes / rate);
         }

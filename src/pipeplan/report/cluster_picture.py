@@ -113,7 +113,7 @@ def _card(analysis: PlanAnalysis, host: int, box: Box) -> Iterator[Markup]:
     mine = frozenset(d for d, its_host in enumerate(analysis.host_of) if its_host == host)
     links = [link for link in analysis.shared_use.links if link.devices == mine]
     # On the side that looks to the other hosts.
-    above = box.y > HEIGHT / 2
+    above = box.y > HEIGHT / 2 + 20
     for position, link in enumerate(links[:2]):
         width = box.width - 12
         y = box.y + (-box.height / 2 - 7 if above else box.height / 2 + 2) + 4 * position

@@ -51,6 +51,7 @@ def _row(link: LinkUse, iteration_ms: float) -> Markup:
     picture = element(
         "svg",
         element("path", d=_outline(link, iteration_ms)),
+        class_="use",
         viewBox=f"0 0 {COLUMNS} {HEIGHT}",
         preserveAspectRatio="none",
         role="img",

@@ -90,17 +90,17 @@ def shared_use(plan: Plan, costs: PipelineCosts, order_SM2: Codes, items: Items)
     times_ms, group_E, rate_E = _core.rate_changes(costs.for_kernels(), order_SM2)
     groups = costs.flows.groups()
     rises_E = _rises(group_E, rate_E) * np.array([count for _, count, *_ in groups] or [0])[group_E]
-    events_of: dict[int, list[int]] = defaultdict(list)
+    groups_of: dict[int, list[int]] = defaultdict(list)
     transfers_of: dict[int, set[int]] = defaultdict(set)
-    for number, (transfer, _, _, _, sides) in enumerate(groups):
-        for side in sides:
-            events_of[side].append(number)
+    for number, (transfer, _, _, _, its_sides) in enumerate(groups):
+        for side in its_sides:
+            groups_of[side].append(number)
             transfers_of[side].add(transfer)
     iteration_ms = float(items.end_ms_N.max(initial=0.0)) or 1.0
     links: list[LinkUse] = []
     sides: list[int] = []
-    for side in sorted(events_of):
-        chosen = np.isin(group_E, events_of[side])
+    for side in sorted(groups_of):
+        chosen = np.isin(group_E, groups_of[side])
         if chosen.any():
             links.append(_link_use(plan, side, times_ms[chosen], rises_E[chosen], iteration_ms))
             sides.append(side)
