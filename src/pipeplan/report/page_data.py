@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
+from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.analysis.summary import summarise
 from pipeplan.report.colours import stage_colour
 from pipeplan.report.trace import MAX_EVENTS, count_events
@@ -86,6 +87,16 @@ def _sharing_data(analysis: PlanAnalysis) -> dict[str, Any]:
         ),
         "links": [f"{link.name} ({link.direction})" for link in use.links],
         "slowed": _base64(np.array([number for number, _ in slowed]), "<i4"),
+        "cluster_devices": analysis.plan.cluster.num_devices,
+        "busiest": [
+            {
+                "name": f"{link.name} ({link.direction})",
+                "gb_per_s": link.gb_per_s,
+                "times_ms": _base64(link.times_ms, "<f8"),
+                "used": _base64(link.used, "<f8"),
+            }
+            for link in use.busiest(MAX_USE_CHANGES)
+        ],
         "by": _base64(np.array([found.by for _, found in slowed]), "<i4"),
         "on": _base64(np.array([found.link for _, found in slowed]), "<i4"),
         "more_ms": _base64(np.array([found.more_ms for _, found in slowed]), "<f8"),

@@ -15,8 +15,9 @@ import msgspec
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
+from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.trace_events import (
     Counter,
     Event,
@@ -36,8 +37,6 @@ __all__ = ["MAX_EVENTS", "count_events", "trace_document", "write_trace"]
 
 MAX_EVENTS = 1_000_000
 """About 150 MB; with more, viewers take minutes or do not open the file."""
-MAX_LINK_EVENTS = 100_000
-"""Of the counters of shared links; the busiest ones are written."""
 COMPUTE = 0
 ALL_REDUCE = 5
 TRACKS = (
@@ -79,7 +78,7 @@ def count_events(plan: Plan) -> int:
     num_devices = sum(replicas)
     inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
     per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices
-    on_links = MAX_LINK_EVENTS if plan.cluster.links else 0
+    on_links = MAX_USE_CHANGES if plan.cluster.links else 0
     return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices + on_links
 
 
@@ -118,7 +117,12 @@ def _blocks(analysis: PlanAnalysis) -> Iterator[Slice]:
     for number in range(items.first_transfer):
         kind, stage, microbatch, start_ms, end_ms = items[number]
         name, category = f"{LETTERS[kind]}{microbatch}", CATEGORIES[kind]
-        args = {"microbatch": microbatch, "waited_for": analysis.waited_words(number)}
+        waited = int(analysis.waited_for[number])
+        args = {
+            "microbatch": microbatch,
+            "waited_for": "nothing" if waited == NOTHING else items.name_of(waited),
+            **_slowed(analysis, waited),
+        }
         devices = analysis.plan.stages[stage].devices
         for device, pace in zip(devices, analysis.device_paces[stage], strict=True):
             until_ms = start_ms + (end_ms - start_ms) * pace
@@ -132,7 +136,7 @@ def _transfers(analysis: PlanAnalysis) -> Iterator[Slice]:
         name, category = f"{LETTERS[kind]}{microbatch}", CONTENTS[kind]
         args = {
             "microbatch": microbatch,
-            "waited_for": analysis.waited_words(number),
+            "waited_for": items.name_of(int(analysis.waited_for[number])),
             **_slowed(analysis, number),
         }
         for side, track in enumerate(TRANSFER_TRACKS[kind]):
@@ -158,10 +162,17 @@ def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
                 )
 
 
-def _slowed(analysis: PlanAnalysis, number: int) -> dict[str, str]:
-    """What else used a full link together with a transfer, if something did."""
-    words = analysis.shared_use.words(number, analysis.items)
-    return {"slowed": words.removeprefix("slowed ")} if words else {}
+def _slowed(analysis: PlanAnalysis, number: int) -> dict[str, Any]:
+    """What slowed a transfer or an all-reduce on a shared link, if something did."""
+    found = analysis.shared_use.slowed.get(number)
+    if found is None:
+        return {}
+    link = analysis.shared_use.links[found.link]
+    return {
+        "slowed_by": analysis.items.name_of(found.by),
+        "slowed_on": f"{link.name} ({link.direction})",
+        "slowed_ms": found.more_ms,
+    }
 
 
 def _flows(analysis: PlanAnalysis) -> Iterator[FlowStart | FlowStep | FlowEnd]:
@@ -196,16 +207,12 @@ def _memory(analysis: PlanAnalysis) -> Iterator[Counter]:
 
 def _shared_links(analysis: PlanAnalysis) -> Iterator[Metadata | Counter]:
     """A process for all shared links: for each direction of each the GB/s in use."""
-    links = analysis.shared_use.links
+    links = analysis.shared_use.busiest(MAX_USE_CHANGES)
     if not links:
         return
     process = analysis.plan.cluster.num_devices
     yield from name_process(process, "shared links", process)
-    left = MAX_LINK_EVENTS - 2
-    for link in sorted(links, key=lambda link: -link.busy):
-        left -= len(link.times_ms)
-        if left < 0:
-            return
+    for link in links:
         name = f"{link.name} ({link.direction})"
         for ms, used in zip(link.times_ms.tolist(), link.used.tolist(), strict=True):
             yield Counter(name, process, to_us(ms), {"GB/s": used * link.gb_per_s})

@@ -19,7 +19,7 @@ from pipeplan.report.analysis.idle import (
     find_phases,
     idle_times,
 )
-from pipeplan.report.analysis.items import NOTHING, Items, make_items
+from pipeplan.report.analysis.items import Items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
 from pipeplan.report.analysis.memory import StageMemory, stage_memory
 from pipeplan.report.analysis.shared_links import SharedUse, costs_as_run, shared_use
@@ -101,14 +101,6 @@ class PlanAnalysis:
     def shared_use(self) -> SharedUse:
         """How busy shared links are, and which transfers slow each other there."""
         return shared_use(self.plan, self.costs, self.run.order_SM2, self.items)
-
-    def waited_words(self, number: int) -> str:
-        """What an item waited for, in words, and what slowed that on its way."""
-        waited = int(self.waited_for[number])
-        if waited == NOTHING:
-            return "nothing"
-        slowed = self.shared_use.words(waited, self.items)
-        return self.items.name_of(waited) + (f", {slowed}" if slowed else "")
 
     @cached_property
     def last_item(self) -> int:

@@ -17,12 +17,21 @@ from pipeplan.pipeline import Plan
 from pipeplan.report.analysis.items import BACKWARD, FORWARD, Items
 from pipeplan.simulator import Codes
 
-__all__ = ["LinkUse", "SharedUse", "Slowing", "costs_as_run", "shared_use"]
+__all__ = [
+    "MAX_USE_CHANGES",
+    "LinkUse",
+    "SharedUse",
+    "Slowing",
+    "costs_as_run",
+    "shared_use",
+]
 
 FULL = 1 - 1e-6
 """The part of its capacity from which on a link counts as full."""
 WORTH_A_WORD = 1e-3
 """A transfer counts as slowed if it takes longer by more than this part of its own time."""
+MAX_USE_CHANGES = 100_000
+"""Of all links together, in a trace."""
 MAX_SLOWED_ITEMS = 200_000
 """In a plan with more transfers nobody looks for the ones that slow each other."""
 
@@ -71,16 +80,15 @@ class SharedUse:
     slowed: dict[int, Slowing]
     """By the numbers of the items."""
 
-    def words(self, number: int, items: Items) -> str:
-        """What slows an item, in words; empty if nothing does."""
-        found = self.slowed.get(number)
-        if found is None:
-            return ""
-        link = self.links[found.link]
-        return (
-            f"slowed by {found.more_ms:.3g} ms: {items.name_of(found.by)} used {link.name}"
-            f" ({link.direction}) too"
-        )
+    def busiest(self, most_changes: int) -> list[LinkUse]:
+        """The busiest links, as many as have so many changes of their use together."""
+        chosen = []
+        for link in sorted(self.links, key=lambda link: -link.busy):
+            most_changes -= len(link.times_ms)
+            if most_changes < 0:
+                break
+            chosen.append(link)
+        return chosen
 
 
 def shared_use(plan: Plan, costs: PipelineCosts, order_SM2: Codes, items: Items) -> SharedUse:
