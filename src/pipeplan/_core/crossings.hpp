@@ -45,21 +45,30 @@ class MemberCounts {
     int size_ = 0;
 };
 
-// Adds what shared links are for each pair of senders and receivers.
+// Adds what shared links are for each pair of senders and receivers, times `unit`. Where all senders
+// are members and no receiver is, or the other way round, all bytes cross the link, whatever the shares.
 inline void insert_crossings(const SharedLinks& links, const MemberCounts& senders,
-                             const MemberCounts& receivers, LinkSet& set) {
+                             const MemberCounts& receivers, LinkSet& set, double unit = 1.0) {
     const auto insert = [&](int link) {
         const double leaving = static_cast<double>(senders[link]) * (receivers.size() - receivers[link]);
         const double entering = static_cast<double>(receivers[link]) * (senders.size() - senders[link]);
-        if (leaving > 0) set.insert_shared({links.latency_ms(2 * link), leaving / links.out(link)});
-        if (entering > 0) set.insert_shared({links.latency_ms(2 * link + 1), entering / links.in(link)});
+        const double all = static_cast<double>(senders.size()) * receivers.size();
+        const auto insert_side = [&](int side, double pairs) {
+            const double ms_per_byte = 1.0 / links.capacity(side);
+            if (pairs > 0) set.insert_shared({links.latency_ms(side), unit * pairs * ms_per_byte});
+            if (pairs == all)
+                set.raise_whole({links.latency_ms(side), (1 - 2 * kShareRounding) * ms_per_byte});
+        };
+        insert_side(2 * link, leaving);
+        insert_side(2 * link + 1, entering);
     };
     for (int link : senders.touched()) insert(link);
     for (int link : receivers.touched())
         if (senders[link] == 0) insert(link);
 }
 
-// The members of shared links in all sizes (rising, in units) before and behind a boundary. Unit k holds the devices [start[k], start[k + 1]).
+// The members of shared links in all sizes (rising, in units) before and behind a boundary. Unit k
+// holds the devices [start[k], start[k + 1]).
 class Crossings {
   public:
     Crossings(const SharedLinks& links, const std::vector<int>& start, int boundary,

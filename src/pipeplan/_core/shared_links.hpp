@@ -46,6 +46,9 @@ class SharedLinks {
     struct LeastTimes {
         double there_ms, back_ms;
     };
+    // With even shares: from the numbers of members alone.
+    LeastTimes least_times(const std::vector<int>& devices, const std::vector<int>& next_devices,
+                           double there_bytes, double back_bytes) const;
     LeastTimes least_times(const std::vector<int>& devices, const std::vector<double>& shares,
                            const std::vector<int>& next_devices,
                            const std::vector<double>& next_shares, double there_bytes,
@@ -58,9 +61,12 @@ class SharedLinks {
 
   private:
     SharedLinks() = default;
+    void count(LeastTimes& least, int link, double leaves_there, double enters_there,
+               double leaves_back, double enters_back) const;
     std::vector<double> capacity_;                   // [sides], bytes per ms
     std::vector<double> latency_ms_;                 // [sides]
     std::vector<std::vector<int>> links_of_class_;   // rising
+    bool are_whole_hosts_ = true;                    // whether each link's members are a host's devices
     std::vector<int> class_of_, host_of_, position_; // [devices]; the position in the cluster
 };
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeplan.errors import InputError
 from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
@@ -30,7 +30,7 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 
 def _plan_best_from_published(problem: Problem) -> Draft:
-    return plan_knowing_links(problem, plan_best, _published_plans)
+    return plan_knowing_links(problem, plan_best_shares, _published_plans)
 
 
 def _published_plans(problem: Problem) -> Iterator[Draft]:
