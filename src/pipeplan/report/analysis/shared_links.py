@@ -153,6 +153,8 @@ def _link_use(
     times_ms, used = np.append(0.0, times_ms[last]), np.append(0.0, used[last])
     used = np.clip(used, 0.0, 1.0)
     used[used < 1e-9] = 0.0
+    changes = np.append(True, np.abs(np.diff(used)) > 1e-9)
+    times_ms, used = times_ms[changes], used[changes]
     lengths_ms = np.diff(times_ms, append=max(iteration_ms, times_ms[-1]))
     return LinkUse(
         name=link.name,
