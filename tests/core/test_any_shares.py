@@ -325,7 +325,7 @@ class TestPlans:
         for even_ms, expected in ((draft.iteration_ms * 2, loose), (1.5, None)):
             found = iter([loose, replace(draft, iteration_ms=even_ms)])
 
-            def stop_second(_problem, _starts=(), found=found):
+            def stop_second(*_, found=found):
                 made = next(found)
                 if made is loose:
                     return made
