@@ -111,7 +111,7 @@ def long_searches(options: dict, known_ms: float, log) -> float:
         search.offer_simple_plans()
         search.order_devices()
         kind(search, problem)
-        search.search_from(search.different_starts(), 3.0)
+        search.search_from(search.different_starts(4), 3.0)
         search.search_from(search.incumbent.ranked()[:4], 3.0)
         best_ms = min(best_ms, search.incumbent.iteration_ms)
         log(label, search.incumbent.iteration_ms)
