@@ -274,7 +274,7 @@ ROOMS = [
     {"documents"},
     {"_core"},
     {"contention"},
-    {"memory_parts"},
+    {"measured_times", "memory_parts"},
     {"cost"},
     {"group_costs"},
     {"group_memory"},

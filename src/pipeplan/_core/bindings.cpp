@@ -38,10 +38,12 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         int num_microbatches, int microbatch_size, int max_replicas,
                         std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
                         std::vector<double> activation_bytes, const PlanLimits* limits,
-                        std::shared_ptr<SharedLinks> shared) {
+                        std::shared_ptr<SharedLinks> shared, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes),
-                      std::move(activation_bytes)};
+                      std::move(activation_bytes), std::move(sizes), std::move(forward_at),
+                      std::move(backward_at)};
     const std::size_t V = speed.shape(0);
     require(V <= 32766, "devices: are more than 32766");
     const std::vector<int> one_host(V, 0);
@@ -74,10 +76,12 @@ void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
                         Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes,
-                        std::vector<double> activation_bytes) {
+                        std::vector<double> activation_bytes, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     return instance.with_layers({to_vector(forward), to_vector(backward), to_vector(output_bytes),
                                  to_vector(gradient_bytes), to_vector(parameter_bytes),
-                                 std::move(activation_bytes)});
+                                 std::move(activation_bytes), std::move(sizes),
+                                 std::move(forward_at), std::move(backward_at)});
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
@@ -131,6 +135,43 @@ nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
                                           return run_schedule(view, codes.data(), control);
                                       }),
                            view);
+}
+
+// When each group of flows changes its rate, in the order of time.
+nb::tuple py_rate_changes(const PipelineCosts& costs, Codes codes) {
+    require(codes.shape(1) % 2 == 0, "codes: a forward and a backward for each microbatch");
+    CostsView view = costs.view(static_cast<long>(codes.shape(1) / 2));
+    require(codes.shape(0) == static_cast<std::size_t>(view.num_stages), "codes: a row a stage");
+    require(view.flows, "costs: no link is shared");
+    view.records_rates = true;
+    const Trace trace = run_kernel(kInfinity, [&](Control& control) {
+        require_complete(view, codes.data());
+        return run_schedule(view, codes.data(), control);
+    });
+    std::vector<double> ms, rate;
+    std::vector<int> group;
+    for (const RateChange& change : trace.rate_changes)
+        ms.push_back(change.ms), group.push_back(change.group), rate.push_back(change.rate);
+    const std::size_t num = ms.size();
+    return nb::make_tuple(to_numpy(std::move(ms), {num}), to_numpy(std::move(group), {num}),
+                          to_numpy(std::move(rate), {num}));
+}
+
+// For each group of flows: its transfer, flows, limit and bytes of each, sides of shared links.
+nb::list py_flow_groups(const PlanFlows& flows) {
+    nb::list result;
+    const FlowTable& table = flows.table();
+    for (std::size_t t = 0; t < table.transfers().size(); ++t) {
+        const FlowTransfer& transfer = table.transfers()[t];
+        for (int g = transfer.first_group; g < transfer.end_group; ++g) {
+            const FlowGroup& group = table.groups()[g];
+            const FlowClass& its = table.classes()[group.flow_class];
+            const std::vector<int> sides(table.sides().begin() + its.first_side,
+                                         table.sides().begin() + its.end_side);
+            result.append(nb::make_tuple(t, group.count, its.limit, group.bytes, sides));
+        }
+    }
+    return result;
 }
 
 void require_caps(const CostsView& costs, const Ints& caps) {
@@ -358,12 +399,15 @@ void bind_classes(nb::module_& m) {
 
     nb::class_<SharedLinks>(m, "SharedLinks")
         .def(nb::init<std::vector<std::vector<int>>, const std::vector<double>&,
-                      const std::vector<double>&, std::vector<int>>(),
-             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a);
+                      const std::vector<double>&, std::vector<int>, const std::vector<double>&,
+                      const std::vector<double>&>(),
+             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a,
+             "out_latency_ms"_a = std::vector<double>(), "in_latency_ms"_a = std::vector<double>());
 
     nb::class_<PlanFlows>(m, "PlanFlows")
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
              "shares"_a)
+        .def("groups", &py_flow_groups)
         .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")
@@ -380,12 +424,14 @@ void bind_classes(nb::module_& m) {
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
              "inside_bytes_per_ms"_a = std::vector<double>(),
              "activation_bytes"_a = std::vector<double>(), "limits"_a.none() = nb::none(),
-             "shared"_a.none() = nb::none())
+             "shared"_a.none() = nb::none(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
-             "activation_bytes"_a = std::vector<double>())
+             "activation_bytes"_a = std::vector<double>(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
         .def_prop_ro("any_shares", [](const Instance& in) { return in.limits.any_shares; })
         .def_ro("num_layers", &Instance::num_layers)
@@ -408,6 +454,7 @@ NB_MODULE(_kernels, m) {
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);
     m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
+    m.def("rate_changes", &py_rate_changes, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);
     m.def("best_schedule", &py_best_schedule, "costs"_a, "num_microbatches"_a, "limit_ms"_a,

@@ -31,6 +31,7 @@ double num_sets(int num_devices, int largest) {
 
 ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, double proved_ms,
                                double dp_steps, double proof_steps, Pool& pool, Control& control) {
+    in.require_proportional();
     ProvedPlans result{{std::min(proved_ms, limits.limit_ms), {}}, {limits.limit_ms, {}, {}}};
     if (in.num_devices < 2 || in.num_devices > NearTopology::kMostDevices) return result;
     if (!(proved_ms > 0) || !(limits.limit_ms < kInfinity)) return result;
@@ -48,7 +49,8 @@ ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, doubl
     while (largest > 0 && steps() > dp_steps) --largest;
     if (largest == 0) return result;
     const BestLinks best(in, kMaxLevels, control);
-    NearTopology topology(in, best, prices, largest);
+    const SharedBest shared(in, control);
+    NearTopology topology(in, best, shared, prices, largest);
     double& least_ms = result.candidates.least_ms;
     std::vector<ChannelCosts> channels;
     for (double rise = kFirstRise; least_ms < limits.limit_ms; rise *= kFasterRise) {
