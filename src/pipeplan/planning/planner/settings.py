@@ -72,8 +72,8 @@ class SearchStep:
     budget: float
     """Of each search, as a part of the row's budget."""
     num_searches: int = 4
-    """Fixed, so that threads change nothing. Where one basin is worth all the time, two long searches
-    find more than four short ones."""
+    """Fixed, so that threads change nothing. Where one basin is worth all the time, two long
+    searches find more than four short ones."""
 
     @property
     def cost(self) -> float:
