@@ -57,10 +57,8 @@ SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
 MAX_SEED = 2**64
-NUM_FIRST = 4
-"""Searches before the proof."""
-NUM_POLISHED = 4
-"""Plans for which a search is followed by one for better schedules."""
+NUM_FIRST = NUM_POLISHED = 4
+"""Searches before the proof; plans for which each search looks for better schedules."""
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None) -> Draft:
@@ -77,7 +75,7 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | Non
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
-            search.search_from(search.different_starts(NUM_FIRST), 0.25)
+            search.search_from(different_plans(search.incumbent.ranked(), NUM_FIRST), 0.25)
         search.prove()
         search.offer_all(starts)
         search.improve()
@@ -118,7 +116,7 @@ class _Search:
             else None
         )
         self._num_searches = 0
-        self._budget_factor = settings.budget_factor(
+        self._budget = self.settings.budget * settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
@@ -348,13 +346,9 @@ class _Search:
             case settings.Starts.PLAIN:
                 return [plain_plan(self.cost, self.orders, rng) for _ in range(step.num_searches)]
             case settings.Starts.DIFFERENT:
-                return self.different_starts(step.num_searches)
+                return different_plans(self.incumbent.ranked(), step.num_searches)
             case settings.Starts.BEST:
                 return self.incumbent.ranked()[: step.num_searches]
-
-    def different_starts(self, count: int) -> list[tuple[Stage, ...]]:
-        """The best plans so far that are no near copies of one another."""
-        return different_plans(self.incumbent.ranked(), count)
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
         """Local search from each of these plans, each with its own random numbers."""
@@ -364,7 +358,7 @@ class _Search:
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
             (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
-            budget * self.settings.budget * self._budget_factor,
+            budget * self._budget,
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,
