@@ -25,7 +25,7 @@ from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.row_routing import RowRouter
-from pipeplan.runtime.exchange.transports import make_transport
+from pipeplan.runtime.exchange.transports import Transport, make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
@@ -198,7 +198,7 @@ class Pipeline(SavedTraining):
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
-        self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
+        self._transport = self._make_transport()
         self._sum = make_sum(self._transport, placement.ranks)
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
@@ -211,6 +211,10 @@ class Pipeline(SavedTraining):
             self.model = self._replica.module.model
             named = self.model.named_parameters()
             self._frozen = {name: p for name, p in named if not p.requires_grad}
+
+    def _make_transport(self) -> Transport:
+        placement = self._placement
+        return make_transport(placement.local_index[self.rank], placement.ranks)
 
     def _set_up_training(
         self, optimizer_fn: OptimizerFn, groups: ParameterGroups | None, settings: ReplicaSettings

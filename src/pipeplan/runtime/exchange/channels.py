@@ -114,7 +114,7 @@ class Inbox:
     ) -> None:
         self._transport, self._lane, self._forecasts = transport, lane, forecasts
         self._order, self._position_of = lane.order, lane.position_of
-        self._num_ahead = 1 + receive_ahead
+        self._receive_ahead = receive_ahead
         self._num_posted = self._num_opened = 0
         self._parts_of: dict[int, list[_Incoming]] = {}
         self._joined_of: dict[int, list[torch.Tensor]] = {}
@@ -122,7 +122,13 @@ class Inbox:
 
     def post(self, microbatch: int) -> None:
         """Post all receives up to this microbatch, and a few more."""
-        stop = self._position_of[microbatch] + self._num_ahead
+        self._post_until(self._position_of[microbatch] + 1 + self._receive_ahead)
+
+    def post_ahead(self) -> None:
+        """Post the few receives behind the last message that was taken, whatever runs next."""
+        self._post_until(self._num_opened + self._receive_ahead)
+
+    def _post_until(self, stop: int) -> None:
         while self._num_posted < stop and self._num_posted < len(self._order):
             self._post_one(self._order[self._num_posted])
             self._num_posted += 1
