@@ -40,12 +40,14 @@ from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["Inbox", "Lane", "Outbox"]
+__all__ = ["TAGS_PER_MICROBATCH", "Inbox", "Lane", "Outbox"]
 
 NUM_PARTS = 4
 HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
 """The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
 tensors, or filler, whose receives were posted before the header came."""
+TAGS_PER_MICROBATCH = 2 * NUM_PARTS
+"""One for each part and direction; so the rest of a tag tells these two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Lane:
 
 
 def _tag(microbatch: int, part: int, kind: Kind) -> int:
-    return 2 * (NUM_PARTS * microbatch + part) + (kind is Kind.BACKWARD)
+    return TAGS_PER_MICROBATCH * microbatch + 2 * part + (kind is Kind.BACKWARD)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,119 @@
+"""The emulated network: ranks, the rate of each pair, and links that they share.
+
+Each used device is a rank. Ranks stand in the order of the cluster, but those of a host together:
+gloo's ring of a stage is then the one of the cost model.
+
+Shared links have to be nested: two of them have no device in common, or one has all of the other.
+Then they are a tree, and so are the emulated switches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.cost import BYTES_IN_GB
+from pipeplan.errors import InputError
+from pipeplan.pipeline import Plan
+
+__all__ = ["SharedSwitch", "Topology", "find_topology"]
+
+MOST_RANKS = 64
+US_IN_S = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSwitch:
+    """A shared link: all that its ranks exchange with others goes through it."""
+
+    ranks: tuple[int, ...]
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    parent: int | None
+    """The next larger link that has all its ranks; None: the switch that joins all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Who is connected with whom, and how fast."""
+
+    devices: tuple[int, ...]
+    """The cluster's device of each rank."""
+    bytes_per_s: tuple[tuple[float, ...], ...]
+    """From rank to rank; 0 where there is no path."""
+    latency_s: tuple[tuple[float, ...], ...]
+    switches: tuple[SharedSwitch, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.devices)
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether any pair has a latency."""
+        return any(latency for row in self.latency_s for latency in row)
+
+
+def find_topology(plan: Plan) -> Topology:
+    """The network that a plan's devices need.
+
+    Raises:
+        InputError: too many devices, or shared links that overlap.
+    """
+    cluster = plan.cluster
+    used = sorted(device for stage in plan.stages for device in stage.devices)
+    if len(used) > MOST_RANKS:
+        raise InputError(
+            f"stages: use {len(used)} devices; the testbed emulates {MOST_RANKS} at most"
+        )
+    first_of: dict[str, int] = {}
+    for device in used:
+        first_of.setdefault(cluster.devices[device].host, device)
+    devices = sorted(used, key=lambda d: (first_of[cluster.devices[d].host], d))
+    latency = cluster.latency_us
+    return Topology(
+        devices=tuple(devices),
+        bytes_per_s=tuple(
+            tuple(0.0 if u == v else cluster.bandwidth_gb_per_s[u][v] * BYTES_IN_GB for v in devices)
+            for u in devices
+        ),
+        latency_s=tuple(
+            tuple(
+                0.0
+                if u == v
+                else (latency if isinstance(latency, int | float) else latency[u][v]) / US_IN_S
+                for v in devices
+            )
+            for u in devices
+        ),
+        switches=_switches(plan, devices),
+    )
+
+
+def _switches(plan: Plan, devices: Sequence[int]) -> tuple[SharedSwitch, ...]:
+    """The shared links that the plan's devices can feel, the largest first."""
+    found = []
+    for link in plan.cluster.links:
+        ranks = frozenset(rank for rank, device in enumerate(devices) if device in link.devices)
+        if ranks and len(ranks) < len(devices):
+            found.append((ranks, link))
+    found.sort(key=lambda each: -len(each[0]))
+    switches: list[SharedSwitch] = []
+    for index, (ranks, link) in enumerate(found):
+        parent = None
+        for before, (others, other) in enumerate(found[:index]):
+            if ranks <= others:
+                parent = before  # the last one is the smallest
+            elif ranks & others:
+                raise InputError(
+                    f"cluster: the shared links {other.name!r} and {link.name!r} overlap; the"
+                    " testbed emulates nested ones only"
+                )
+        switches.append(
+            SharedSwitch(
+                ranks=tuple(sorted(ranks)),
+                out_bytes_per_s=link.out_gb_per_s * BYTES_IN_GB,
+                in_bytes_per_s=link.in_gb_per_s * BYTES_IN_GB,
+                parent=parent,
+            )
+        )
+    return tuple(switches)
