@@ -205,7 +205,7 @@ def _settle(topology: Topology, rank: int) -> None:
             Path("/proc/sys", name).write_text(value)
         except OSError:  # not every kernel has each of them
             continue
-    batch("ip", rank_link(rank))
+    batch("ip", rank_link(topology, rank))
     batch("tc", rank_shaping(topology, rank))
 
 

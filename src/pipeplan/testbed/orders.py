@@ -34,6 +34,8 @@ class BlockTimes(msgspec.Struct, frozen=True, array_like=True):
     """Such as `F3`."""
     start_s: float
     end_s: float
+    arrival_s: float
+    """When its input had arrived; 0 if it has none."""
     over_s: float
     """By how much real computation took longer than its time."""
 

@@ -9,9 +9,8 @@ later. Both are moments of a clock, so that delays of this machine do not add up
 A thread that comes late by up to `GRACE_S` is forgiven: a device would have begun already. What is
 later than that counts. So a runtime that blocks its own device shows in the measurement.
 
-Arrivals: a receive that had to be waited for has arrived when the wait ends. With latencies, a
-thread for each kind of message waits all the time, and an input counts as arrived a latency later: not
-every kernel can delay packets.
+Arrivals: a thread for each kind of message waits for it and notes the moment. The message counts as
+arrived a latency later: not every kernel can delay packets.
 """
 
 import contextlib
@@ -35,8 +34,6 @@ from pipeplan.runtime.training import Pipeline
 __all__ = ["BlockRecord", "DeviceClock", "Pace", "PacedPipeline"]
 
 GRACE_S = 2e-3
-BLOCKED_S = 100e-6
-"""A wait that takes longer has had to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +44,8 @@ class BlockRecord:
     microbatch: int
     start_s: float
     end_s: float
+    arrival_s: float
+    """When its input had arrived; 0 if it has none."""
     over_s: float
     """By how much real computation took longer than its time."""
 
@@ -69,16 +68,21 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self._free_s = self._arrived_s = 0.0
+        self._arrival_of: dict[tuple[int, int], float] = {}
+        """By microbatch and kind, forwards 0 and backwards 1."""
         self.records: list[BlockRecord] = []
 
     def begin(self) -> None:
         """Begin an iteration."""
         self._free_s, self._arrived_s = time.perf_counter(), 0.0
-        self.records = []
+        self._arrival_of, self.records = {}, []
 
-    def note_arrival(self, moment_s: float) -> None:
-        """Note that something has arrived, or will count as arrived, at this moment."""
+    def note_arrival(self, moment_s: float, tag: int) -> None:
+        """Note that a message counts as arrived at this moment; before the block that needs it."""
         self._arrived_s = max(self._arrived_s, moment_s)
+        if tag < TREE_TAG:
+            key = (tag // TAGS_PER_MICROBATCH, tag % 2)
+            self._arrival_of[key] = max(self._arrival_of.get(key, 0.0), moment_s)
 
     @contextlib.contextmanager
     def block(self, kind: Kind, microbatch: int, length_s: float) -> Any:
@@ -89,9 +93,15 @@ class DeviceClock:
         over_s = max(0.0, time.perf_counter() - end_s)
         sleep_until(end_s)
         self._free_s = end_s = max(end_s, time.perf_counter() - GRACE_S)
+        arrival_s = self._arrival_of.get((microbatch, int(kind is Kind.BACKWARD)), 0.0)
         self.records.append(
             BlockRecord(
-                kind=kind, microbatch=microbatch, start_s=start_s, end_s=end_s, over_s=over_s
+                kind=kind,
+                microbatch=microbatch,
+                start_s=start_s,
+                end_s=end_s,
+                arrival_s=arrival_s,
+                over_s=over_s,
             )
         )
 
@@ -104,25 +114,10 @@ def sleep_until(moment_s: float) -> None:
 
 
 class _NotedWork:
-    """A receive whose arrival is noted by whoever waits for it."""
+    """A receive whose arrival is noted; it counts as arrived a latency after it has."""
 
-    def __init__(self, work: Any, clock: DeviceClock) -> None:
-        self._work, self._clock = work, clock
-
-    def wait(self) -> None:
-        """Wait, and note when it has arrived; if it was there already, the device was not idle."""
-        since_s = time.perf_counter()
-        self._work.wait()
-        now_s = time.perf_counter()
-        if now_s - since_s > BLOCKED_S:
-            self._clock.note_arrival(now_s)
-
-
-class _LateWork:
-    """A receive that counts as arrived a latency after it has."""
-
-    def __init__(self, work: Any, clock: DeviceClock, latency_s: float) -> None:
-        self._work, self._clock, self._latency_s = work, clock, latency_s
+    def __init__(self, work: Any, clock: DeviceClock, latency_s: float, tag: int) -> None:
+        self._work, self._clock, self._latency_s, self._tag = work, clock, latency_s, tag
         self._done = threading.Event()
         self._arrived_s = 0.0
         self._error: BaseException | None = None
@@ -141,7 +136,7 @@ class _LateWork:
         self._done.wait()
         if self._error is not None:
             raise self._error
-        self._clock.note_arrival(self._arrived_s)
+        self._clock.note_arrival(self._arrived_s, self._tag)
         sleep_until(self._arrived_s)
 
 
@@ -151,23 +146,21 @@ class _NotingTransport(GlooTransport):
     def __init__(self, clock: DeviceClock, latency_s: tuple[float, ...]) -> None:
         super().__init__(HostStreams())
         self._clock, self._latency_s = clock, latency_s
-        self._queues: dict[tuple[int, int], queue.SimpleQueue[_LateWork]] = {}
+        self._queues: dict[tuple[int, int], queue.SimpleQueue[_NotedWork]] = {}
 
     def receive_header(self, header: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to receive into memory of the host."""
         work = super().receive_header(header, rank, tag)
-        if not self._latency_s[rank]:
-            return _NotedWork(work, self._clock)
-        late = _LateWork(work, self._clock, self._latency_s[rank])
+        noted = _NotedWork(work, self._clock, self._latency_s[rank], tag)
         # Headers are awaited long before they come. Other messages must not queue behind them.
         key = (rank, tag % TAGS_PER_MICROBATCH if tag < TREE_TAG else tag)
         if key not in self._queues:
             self._queues[key] = queue.SimpleQueue()
             threading.Thread(target=self._watch, args=(self._queues[key],), daemon=True).start()
-        self._queues[key].put(late)
-        return late
+        self._queues[key].put(noted)
+        return noted
 
-    def _watch(self, works: "queue.SimpleQueue[_LateWork]") -> None:
+    def _watch(self, works: "queue.SimpleQueue[_NotedWork]") -> None:
         """Wait for messages of one kind and rank, which come in the order of their receives."""
         while True:
             works.get().watch()

@@ -13,8 +13,9 @@ from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 from pipeplan.run import find_function
 from pipeplan.runtime import WatchdogOptions, join_ranks
-from pipeplan.testbed.orders import BlockTimes, IterationTimes, Order, RankTimes
+from pipeplan.testbed.orders import BlockTimes, IterationTimes, Order, RankTimes, Way
 from pipeplan.testbed.paced import Pace, PacedPipeline
+from pipeplan.testbed.pacing import pace_sockets
 from pipeplan.testbed.stand_in import IdleOptimizer, mean_loss, stand_in_model
 from pipeplan.testbed.topology import Topology
 
@@ -47,6 +48,8 @@ def run_rank(order: Order, plan: Plan, topology: Topology, rank: int) -> RankTim
         pipeline = PacedPipeline(
             pace, plan, model, loss_fn, lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE), **common
         )
+    if order.way is Way.PACING:
+        pace_sockets(topology, rank)
     with pipeline:
         times = _take_steps(order, pipeline)
     dist.barrier()  # rank 0 holds the store
@@ -81,7 +84,13 @@ def _take_steps(order: Order, pipeline: PacedPipeline) -> RankTimes:
 
 def _times_of(pipeline: PacedPipeline, loss: float) -> IterationTimes:
     blocks = [
-        BlockTimes(f"{record.kind}{record.microbatch}", record.start_s, record.end_s, record.over_s)
+        BlockTimes(
+            f"{record.kind}{record.microbatch}",
+            record.start_s,
+            record.end_s,
+            record.arrival_s,
+            record.over_s,
+        )
         for record in pipeline.clock.records
     ]
     start_s = pipeline.start_s

@@ -12,26 +12,24 @@ destination, with the rate of the pair. A shared link is a bridge with one pair 
 next larger one. `up` limits what leaves it and `down` what enters it, with one class for each pair of
 ranks: classes that want more than their part share what is left evenly, so rates are max-min fair.
 
-Rates count headers, so targets are raised by what headers take. Acknowledgements have a class of
+Rates count headers, so targets are raised by what headers take. Packets are as large as the rate of
+their pair allows; the route to each destination says how large. Acknowledgements have a class of
 their own without a limit: in a queue behind data they would slow down the other direction.
 """
 
 from collections.abc import Iterator, Sequence
 
-from pipeplan.testbed.topology import SharedSwitch, Topology
+from pipeplan.testbed.topology import MOST_PACKET_BYTES, Topology
 
 __all__ = ["SETTINGS", "address", "rank_link", "rank_shaping", "switch_links", "switch_shaping"]
 
-MTU = 32_000
-"""Larger ones leave fewer packets to handle, but their lengths no longer fit the filter."""
 ETHERNET_BYTES, HEADER_BYTES = 14, 52
 """Of each packet: the frame's header, and those of IP and TCP with time stamps."""
-GROSS = (MTU + ETHERNET_BYTES) / (MTU - HEADER_BYTES)
 LEAST_BURST_BYTES, BURST_S = 4000, 64e-6
 UNSHAPED_BYTES_PER_S = 12.5e9
 UNSHAPED, LINK, FIRST_CLASS = 0x1, 0x2, 0x10
-QUANTUM_BYTES = MTU + ETHERNET_BYTES
-QUEUE_PACKETS = 1000
+MTU = MOST_PACKET_BYTES
+QUEUE_PACKETS = 4000
 SMALL_PACKET = "match u16 0x0000 0xff80 at 2"
 """An IP packet of less than 128 bytes."""
 SETTINGS = {
@@ -76,11 +74,16 @@ def _bridge_name(shared: int | None) -> str:
     return "switch" if shared is None else f"shared{shared}"
 
 
-def rank_link(rank: int) -> Iterator[str]:
+def rank_link(topology: Topology, rank: int) -> Iterator[str]:
     """Commands of `ip` inside a rank's namespace."""
     yield "link set lo up"
     yield f"addr add {address(rank)}/16 dev eth0"
-    yield f"link set eth0 mtu {MTU} up"
+    # One packet at a time: the kernel would hand several to a limit as one.
+    yield f"link set eth0 mtu {MTU} gso_max_segs 1 up"
+    for other in range(topology.num_ranks):
+        if topology.bytes_per_s[rank][other]:
+            size = topology.packet_bytes(rank, other)
+            yield f"route add {address(other)}/32 dev eth0 mtu lock {size}"
 
 
 def rank_shaping(topology: Topology, rank: int) -> Iterator[str]:
@@ -89,7 +92,8 @@ def rank_shaping(topology: Topology, rank: int) -> Iterator[str]:
     for other, bytes_per_s in enumerate(topology.bytes_per_s[rank]):
         if bytes_per_s:
             number = FIRST_CLASS + other
-            yield _class("eth0", "1:", number, bytes_per_s, bytes_per_s)
+            gross = bytes_per_s * _gross(topology.packet_bytes(rank, other))
+            yield _class("eth0", "1:", number, gross, gross)
             yield _queue("eth0", number)
             yield _filter("eth0", number, f"match ip dst {address(other)}/32")
 
@@ -100,19 +104,21 @@ def switch_shaping(topology: Topology) -> Iterator[str]:
         outside = [rank for rank in range(topology.num_ranks) if rank not in switch.ranks]
         going = [(inner, outer) for inner in switch.ranks for outer in outside]
         coming = [(outer, inner) for inner, outer in going]
-        yield from _share(f"up{index}", switch.out_bytes_per_s, going)
-        yield from _share(f"down{index}", switch.in_bytes_per_s, coming)
+        yield from _share(topology, f"up{index}", switch.out_bytes_per_s, going)
+        yield from _share(topology, f"down{index}", switch.in_bytes_per_s, coming)
 
 
 def _share(
-    device: str, bytes_per_s: float, pairs: Sequence[tuple[int, int]]
+    topology: Topology, device: str, bytes_per_s: float, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[str]:
     """One limit for all pairs; each has its even part, and what others leave."""
+    sizes = [topology.packet_bytes(*pair) for pair in pairs]
+    gross = bytes_per_s * sum(map(_gross, sizes)) / len(sizes)
     yield from _root(device)
-    yield _class(device, "1:", LINK, bytes_per_s, bytes_per_s)
+    yield _class(device, "1:", LINK, gross, gross)
     for position, (source, target) in enumerate(pairs):
         number = FIRST_CLASS + position
-        yield _class(device, f"1:{LINK:x}", number, bytes_per_s / len(pairs), bytes_per_s)
+        yield _class(device, f"1:{LINK:x}", number, gross / len(pairs), gross)
         yield _queue(device, number)
         yield _filter(
             device, number, f"match ip src {address(source)}/32 match ip dst {address(target)}/32"
@@ -129,14 +135,19 @@ def _root(device: str) -> Iterator[str]:
     )
 
 
+def _gross(packet_bytes: int) -> float:
+    """How many bytes a packet has for each byte of data."""
+    return (packet_bytes + ETHERNET_BYTES) / (packet_bytes - HEADER_BYTES)
+
+
 def _class(
     device: str, parent: str, number: int, bytes_per_s: float, most_bytes_per_s: float
 ) -> str:
-    rate, ceiling = bytes_per_s * GROSS, most_bytes_per_s * GROSS
     return (
         f"class add dev {device} parent {parent} classid 1:{number:x} htb"
-        f" rate {round(rate * 8)}bit ceil {round(ceiling * 8)}bit"
-        f" burst {_burst(rate)}b cburst {_burst(ceiling)}b quantum {QUANTUM_BYTES}"
+        f" rate {round(bytes_per_s * 8)}bit ceil {round(most_bytes_per_s * 8)}bit"
+        f" burst {_burst(bytes_per_s)}b cburst {_burst(most_bytes_per_s)}b"
+        f" quantum {MTU + ETHERNET_BYTES}"
     )
 
 
@@ -149,6 +160,4 @@ def _queue(device: str, number: int) -> str:
 
 
 def _filter(device: str, number: int, match: str) -> str:
-    return (
-        f"filter add dev {device} parent 1: protocol ip prio 2 u32 {match} flowid 1:{number:x}"
-    )
+    return f"filter add dev {device} parent 1: protocol ip prio 2 u32 {match} flowid 1:{number:x}"

@@ -14,9 +14,12 @@ from pipeplan.cost import BYTES_IN_GB
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 
-__all__ = ["SharedSwitch", "Topology", "find_topology"]
+__all__ = ["MOST_PACKET_BYTES", "SharedSwitch", "Topology", "find_topology"]
 
 MOST_RANKS = 64
+PACKET_S = 250e-6
+LEAST_PACKET_BYTES, MOST_PACKET_BYTES = 3000, 32_000
+"""With much larger ones, lengths do not fit the filter of small packets."""
 US_IN_S = 1e6
 
 
@@ -41,6 +44,20 @@ class Topology:
     """From rank to rank; 0 where there is no path."""
     latency_s: tuple[tuple[float, ...], ...]
     switches: tuple[SharedSwitch, ...]
+
+    def packet_bytes(self, source: int, target: int) -> int:
+        """The largest packet from rank to rank.
+
+        A packet passes a limit at once, and the next one waits for it. So a message is early by
+        the time of one packet, which has to be short. But each packet costs the machine time, too.
+        """
+        rate = self.bytes_per_s[source][target]
+        for switch in self.switches:
+            if source in switch.ranks and target not in switch.ranks:
+                rate = min(rate, switch.out_bytes_per_s)
+            elif target in switch.ranks and source not in switch.ranks:
+                rate = min(rate, switch.in_bytes_per_s)
+        return round(min(max(LEAST_PACKET_BYTES, rate * PACKET_S), MOST_PACKET_BYTES))
 
     @property
     def num_ranks(self) -> int:
