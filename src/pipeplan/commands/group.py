@@ -10,6 +10,7 @@ from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
 from pipeplan.commands.report import plot_command, report_command, trace_command
 from pipeplan.commands.sweep import sweep_command
+from pipeplan.commands.testbed import testbed_command
 from pipeplan.commands.whatif import whatif_command
 from pipeplan.commands.zoo import zoo_command
 
@@ -38,6 +39,7 @@ for command in (
     report_command,
     simulate_command,
     sweep_command,
+    testbed_command,
     trace_command,
     whatif_command,
     zoo_command,

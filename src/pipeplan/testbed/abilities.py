@@ -65,8 +65,9 @@ def find_abilities() -> Abilities:
 def _try_all() -> Abilities:
     privilege, problem = Privilege.OWN, _problem_of(unshare_network)
     if problem:
-        privilege, problem = Privilege.USER, _problem_of(unshare_user) or _problem_of(
-            unshare_network
+        privilege, problem = (
+            Privilege.USER,
+            _problem_of(unshare_user) or _problem_of(unshare_network),
         )
     if problem:
         return Abilities(way=Way.PACING, failed_step=f"network namespace: {problem}")
@@ -88,7 +89,7 @@ def _problem_of(step: Callable[[], None]) -> str:
 
 
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    subprocess.run(command.split(), check=True, capture_output=True, text=True)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -130,7 +130,8 @@ class Testbed:
         if nursery is None:
             return
         nursery.kill()
-        assert nursery.stdout is not None and nursery.stdin is not None
+        assert nursery.stdout is not None
+        assert nursery.stdin is not None
         nursery.stdout.read()  # every process below the nursery has it open, until it ends
         with contextlib.suppress(BrokenPipeError):
             nursery.stdin.close()
@@ -147,7 +148,7 @@ class Testbed:
         """The nursery's answer; whatever goes wrong meanwhile ends it."""
         try:
             if self._nursery is None:
-                self._nursery = subprocess.Popen(
+                self._nursery = subprocess.Popen(  # noqa: S603
                     [sys.executable, "-m", NURSERY, str(os.getpid()), self._abilities.privilege],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -162,7 +163,8 @@ class Testbed:
             raise
 
     def _read_line(self, limit_s: float) -> bytes:
-        assert self._nursery is not None and self._nursery.stdout is not None
+        assert self._nursery is not None
+        assert self._nursery.stdout is not None
         number, line = self._nursery.stdout.fileno(), b""
         deadline_s = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:

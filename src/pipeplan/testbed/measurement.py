@@ -3,10 +3,10 @@
 Times are those of the plan: what this machine took, divided by the time factor. The iteration that
 is looked at block by block is the one with the median time.
 
-A block has a *slip*: how much longer it took from what it was waiting for, by the prediction, to its
-start. A block that waited for its input slips by what the transfer took longer. One that began when
-its device was free slips by what it waited nevertheless. So slips say where a delay comes from, and
-not where it is only passed on.
+A block has a *slip*: how much longer than predicted its start came after what it waited for. One
+that waited for its input slips by what the transfer took longer. One that began when its device was
+free slips by what it waited nevertheless. So slips say where a delay comes from, and not where it
+is only passed on.
 """
 
 import statistics
@@ -169,9 +169,7 @@ class Measurement:
         return tuple(found[:NUM_SLIPS])
 
     def _all_slips(self) -> Iterator[Slip]:
-        ends_ms = {
-            timed.block: timed.end_ms for stage in self.timeline.blocks for timed in stage
-        }
+        ends_ms = {timed.block: timed.end_ms for stage in self.timeline.blocks for timed in stage}
         for order, reduce in zip(self.timeline.blocks, self.timeline.all_reduces, strict=True):
             before = None
             for timed in order:

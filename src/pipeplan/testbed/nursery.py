@@ -211,7 +211,7 @@ def _settle(topology: Topology, rank: int) -> None:
 
 def batch(program: str, lines: Iterable[str]) -> None:
     """Give commands to `ip` or `tc`, all at once."""
-    subprocess.run(
+    subprocess.run(  # noqa: S603
         [program, "-batch", "-"],
         input="".join(f"{line}\n" for line in lines),
         text=True,

@@ -4,7 +4,7 @@ A block begins when its device is free and its input has arrived, and ends so ma
 later. Both are moments of a clock, so that delays of this machine do not add up::
 
     device    |  F0  |  F1  |....wait for B0....|  B0  |
-    thread    |sleep.|,sleep|                   |,sleep.     , is Python: a fraction of a millisecond
+    thread    |sleep.|,sleep|                   |,sleep.     , is Python: below a millisecond
 
 A thread that comes late by up to `GRACE_S` is forgiven: a device would have begun already. What is
 later than that counts. So a runtime that blocks its own device shows in the measurement.
@@ -234,9 +234,7 @@ class PacedPipeline(Pipeline):
         self._replica = replace(
             self._replica,
             runner=cast(Any, _PacedRunner(self._replica.runner, self.clock, self._pace)),
-            reducer=cast(
-                Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)
-            ),
+            reducer=cast(Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)),
         )
 
     def _begin(self, *args: Any) -> Any:

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan.cost import CostModel
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 from pipeplan.run import find_function
@@ -36,7 +35,12 @@ def run_rank(order: Order, plan: Plan, topology: Topology, rank: int) -> RankTim
     join_ranks(JOIN_S)
     device = plan.cluster.devices[topology.devices[rank]].name
     watchdog = WatchdogOptions(hang_timeout_s=HANG_S)
-    common = {"device_name": device, "watchdog": watchdog, "verify": "off", "bucket_bytes": math.inf}
+    common = {
+        "device_name": device,
+        "watchdog": watchdog,
+        "verify": "off",
+        "bucket_bytes": math.inf,
+    }
     pace = find_pace(plan, topology, rank)
     if order.build is None:
         names = [str(number) for number in range(plan.model.num_layers)]

@@ -12,7 +12,9 @@ A microbatch gets as many rows as it takes for each pair of devices to carry exa
 their shares, as the cost model says. Training has whole samples, and `whole_samples` keeps them.
 """
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -20,7 +22,7 @@ import numpy as np
 
 from pipeplan.cluster import Cluster, Matrix
 from pipeplan.cost import BYTES_IN_GB
-from pipeplan.pipeline import Plan, Timeline
+from pipeplan.pipeline import Plan, Stage, Timeline
 from pipeplan.shared_links import SharedLink, Uplinks
 
 __all__ = ["Scale", "choose_scale", "scale_plan"]
@@ -33,8 +35,6 @@ LEAST_MS, MOST_MS, MS_PER_MICROBATCH = 900.0, 2500.0, 60.0
 """An iteration lasts about so long here. Each block and message costs up to a millisecond of the
 machine's own, which should not show."""
 MOST_ROWS = 4096
-WHOLE = 1e-6
-"""A share counts as the fraction that is so near."""
 DIGITS = 3
 
 
@@ -68,7 +68,9 @@ def choose_scale(
     if not keeps_bytes:
         if peak_gb_per_s:
             byte_factor = min(byte_factor, SAFE_GB_PER_S * time_factor / peak_gb_per_s)
-        held = 2 * sum(_parameter_bytes(plan, n) * s.num_replicas for n, s in enumerate(plan.stages))
+        held = 2 * sum(
+            _parameter_bytes(plan, n) * s.num_replicas for n, s in enumerate(plan.stages)
+        )
         if held:
             byte_factor = min(byte_factor, MEMORY_BYTES / held)
         byte_factor = min(1.0, _rounded(byte_factor, math.floor))
@@ -105,28 +107,21 @@ def _peak_gb_per_s(plan: Plan, timeline: Timeline) -> float:
 def _fine_rows(plan: Plan) -> int:
     """The fewest rows that shares, and products of neighbouring stages' shares, divide evenly."""
     size = plan.model.microbatch_size
-    unit = 1
-    for stage in plan.stages:
-        unit_of_stage = 1
-        for share in stage.device_shares:
-            fraction = Fraction(share).limit_denominator(MOST_ROWS)
-            if abs(fraction - Fraction(share)) < WHOLE:
-                unit_of_stage = math.lcm(unit_of_stage, fraction.denominator)
-        unit = math.lcm(unit, unit_of_stage)
-    # unit * unit divides every product; it is small, since shares are.
-    pairs = max(
-        (a.num_replicas > 1 and b.num_replicas > 1)
-        for a, b in zip(plan.stages, [*plan.stages[1:], plan.stages[0]], strict=True)
-    )
-    rows = math.lcm(size, unit * unit if pairs else unit)
-    return rows if rows <= MOST_ROWS else max(size, MOST_ROWS // size * size)
+    units = [_unit(stage) for stage in plan.stages]
+    rows = math.lcm(size, *units, *(a * b for a, b in itertools.pairwise(units)))
+    return rows if rows <= MOST_ROWS else max(1, MOST_ROWS // size) * size
 
 
-def _rounded(number: float, direction: "type | object") -> float:
+def _unit(stage: Stage) -> int:
+    """The fewest rows that the stage's shares divide evenly."""
+    fractions = [Fraction(share).limit_denominator(MOST_ROWS) for share in stage.device_shares]
+    return math.lcm(*(fraction.denominator for fraction in fractions))
+
+
+def _rounded(number: float, direction: Callable[[float], int]) -> float:
     """The number with few digits, rounded up or down."""
     step = 10.0 ** (math.floor(math.log10(number)) - DIGITS + 1)
-    rounded: float = direction(number / step) * step  # type: ignore[operator]
-    return float(f"{rounded:.{DIGITS}g}")
+    return float(f"{direction(number / step) * step:.{DIGITS}g}")
 
 
 def scale_plan(plan: Plan, scale: Scale) -> Plan:

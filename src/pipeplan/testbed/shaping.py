@@ -1,16 +1,17 @@
-"""The emulated network as commands of `ip` and `tc`.
+r"""The emulated network as commands of `ip` and `tc`.
 
 ::
 
-    rank 0 [eth0] --- port0 \\
-    rank 1 [eth0] --- port1 -- shared0 [up0]--[down0] \\
+    rank 0 [eth0] --- port0 \
+    rank 1 [eth0] --- port1 -- shared0 [up0]--[down0] \
                                                         switch
     rank 2 [eth0] ------------------------------ port2 /
 
 Each rank has a namespace; all bridges are in one more. A rank's `eth0` has one class for each
 destination, with the rate of the pair. A shared link is a bridge with one pair of devices to the
-next larger one. `up` limits what leaves it and `down` what enters it, with one class for each pair of
-ranks: classes that want more than their part share what is left evenly, so rates are max-min fair.
+next larger one. `up` limits what leaves it and `down` what enters it, with one class for each pair
+of ranks: classes that want more than their part share what is left evenly. So rates are max-min
+fair.
 
 Rates count headers, so targets are raised by what headers take. Packets are as large as the rate of
 their pair allows; the route to each destination says how large. Acknowledgements have a class of

@@ -86,12 +86,11 @@ def find_topology(plan: Plan) -> Topology:
     for device in used:
         first_of.setdefault(cluster.devices[device].host, device)
     devices = sorted(used, key=lambda d: (first_of[cluster.devices[d].host], d))
-    latency = cluster.latency_us
+    rates, latency = cluster.bandwidth_gb_per_s, cluster.latency_us
     return Topology(
         devices=tuple(devices),
         bytes_per_s=tuple(
-            tuple(0.0 if u == v else cluster.bandwidth_gb_per_s[u][v] * BYTES_IN_GB for v in devices)
-            for u in devices
+            tuple(0.0 if u == v else rates[u][v] * BYTES_IN_GB for v in devices) for u in devices
         ),
         latency_s=tuple(
             tuple(
