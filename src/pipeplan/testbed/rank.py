@@ -40,6 +40,7 @@ def run_rank(order: Order, plan: Plan, topology: Topology, rank: int) -> RankTim
         "watchdog": watchdog,
         "verify": "off",
         "bucket_bytes": math.inf,
+        "receive_ahead": plan.microbatches,
     }
     pace = find_pace(plan, topology, rank)
     if order.build is None:

@@ -27,7 +27,7 @@ from pipeplan.shared_links import SharedLink, Uplinks
 
 __all__ = ["Scale", "choose_scale", "scale_plan"]
 
-SAFE_GB_PER_S = 0.3
+SAFE_GB_PER_S = 0.4
 """All links together: above half a GB/s, the processors of a small machine are the bottleneck."""
 MEMORY_BYTES = 1.5e9
 """Parameters and gradients of all ranks together."""
@@ -59,8 +59,8 @@ def choose_scale(
     """Factors under which this machine carries the plan, or those that are asked for."""
     peak_gb_per_s = _peak_gb_per_s(plan, timeline)
     if time_factor is None:
-        target_ms = min(max(LEAST_MS, MS_PER_MICROBATCH * plan.microbatches), MOST_MS)
-        time_factor = target_ms / timeline.iteration_ms if timeline.iteration_ms else 1.0
+        target_ms = max(LEAST_MS, MS_PER_MICROBATCH * plan.microbatches, timeline.iteration_ms)
+        time_factor = min(target_ms, MOST_MS) / timeline.iteration_ms
         if keeps_bytes:
             time_factor = max(time_factor, peak_gb_per_s / SAFE_GB_PER_S)
         time_factor = _rounded(time_factor, math.ceil)

@@ -10,8 +10,7 @@ r"""The emulated network as commands of `ip` and `tc`.
 Each rank has a namespace; all bridges are in one more. A rank's `eth0` has one class for each
 destination, with the rate of the pair. A shared link is a bridge with one pair of devices to the
 next larger one. `up` limits what leaves it and `down` what enters it, with one class for each pair
-of ranks: classes that want more than their part share what is left evenly. So rates are max-min
-fair.
+of ranks. They borrow from the link in turns, so rates are max-min fair.
 
 Rates count headers, so targets are raised by what headers take. Packets are as large as the rate of
 their pair allows; the route to each destination says how large. Acknowledgements have a class of
@@ -28,6 +27,7 @@ ETHERNET_BYTES, HEADER_BYTES = 14, 52
 """Of each packet: the frame's header, and those of IP and TCP with time stamps."""
 LEAST_BURST_BYTES, BURST_S = 4000, 64e-6
 UNSHAPED_BYTES_PER_S = 12.5e9
+OWN_PART = 1000
 UNSHAPED, LINK, FIRST_CLASS = 0x1, 0x2, 0x10
 MTU = MOST_PACKET_BYTES
 QUEUE_PACKETS = 4000
@@ -112,14 +112,15 @@ def switch_shaping(topology: Topology) -> Iterator[str]:
 def _share(
     topology: Topology, device: str, bytes_per_s: float, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[str]:
-    """One limit for all pairs; each has its even part, and what others leave."""
+    """One limit for all pairs, which share it evenly."""
     sizes = [topology.packet_bytes(*pair) for pair in pairs]
     gross = bytes_per_s * sum(map(_gross, sizes)) / len(sizes)
     yield from _root(device)
     yield _class(device, "1:", LINK, gross, gross)
     for position, (source, target) in enumerate(pairs):
         number = FIRST_CLASS + position
-        yield _class(device, f"1:{LINK:x}", number, gross / len(pairs), gross)
+        # Almost all is borrowed from the link. A part of its own would come with a burst of its own.
+        yield _class(device, f"1:{LINK:x}", number, gross / len(pairs) / OWN_PART, gross)
         yield _queue(device, number)
         yield _filter(
             device, number, f"match ip src {address(source)}/32 match ip dst {address(target)}/32"
