@@ -22,7 +22,7 @@ from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
 from pipeplan.testbed.orders import Answer, Order, Way
-from pipeplan.testbed.scaling import choose_scale, scale_plan
+from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
 from pipeplan.testbed.topology import find_topology
 
 __all__ = ["Testbed"]
@@ -90,6 +90,8 @@ class Testbed:
         timeline = simulate(plan)
         if not timeline.iteration_ms:
             raise InputError("plan: its iteration takes no time, so there is nothing to measure")
+        if build is None:
+            require_possible_sizes(plan)
         scale = choose_scale(
             plan,
             timeline,

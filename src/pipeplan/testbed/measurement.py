@@ -68,10 +68,14 @@ class Measurement:
 
     @cached_property
     def iterations_ms(self) -> tuple[float, ...]:
-        """The time of each iteration: from the first rank that began to the last one that ended."""
+        """The time of each iteration: from the end of the one before, on all ranks, to its own end.
+
+        Ranks begin an iteration one after another, while others still end the one before.
+        """
         return tuple(
             self._plan_ms(
-                max(times.end_s for times in all_times) - min(times.start_s for times in all_times)
+                max(times.end_s for times in all_times)
+                - max(times.before_end_s for times in all_times)
             )
             for all_times in zip(*(rank.iterations for rank in self.ranks), strict=True)
         )
@@ -116,8 +120,8 @@ class Measurement:
 
     @cached_property
     def start_s(self) -> float:
-        """When that iteration began."""
-        return min(times.start_s for _, times in self.shown)
+        """When that iteration began: when the one before had ended."""
+        return max(times.before_end_s for _, times in self.shown)
 
     @cached_property
     def blocks(self) -> Mapping[Block, Span]:

@@ -48,6 +48,8 @@ __all__ = ["main"]
 
 PORT = 29500
 LOCAL = "127.0.0.1"
+PROBLEM = b"!"
+"""With this begins what a rank says instead of its times."""
 
 
 class _RankFailedError(Exception):
@@ -60,8 +62,9 @@ def main() -> None:
     die_with_parent(parent_id)
     if is_new_user:
         unshare_user()  # before there are threads
-    import pipeplan.testbed.rank  # noqa: F401  # with torch
+    from pipeplan.testbed.rank import preload  # with torch
 
+    preload()
     os.environ.setdefault("PIPEPLAN_SECRET", secrets.token_hex(16))
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a model prints is no answer
@@ -146,6 +149,8 @@ class _Crew:
         times = []
         for rank, pipe in enumerate(self._results):
             text = pipe.read()
+            if text.startswith(PROBLEM):
+                raise _RankFailedError(text.removeprefix(PROBLEM).decode())
             if not text:
                 raise _RankFailedError(f"rank {rank} has failed")
             times.append(msgspec.json.decode(text, type=RankTimes))
@@ -195,7 +200,11 @@ class _Crew:
             GLOO_SOCKET_IFNAME="eth0" if is_apart else "lo",
         )
         be_punctual()
-        return msgspec.json.encode(run_rank(self._order, self._plan, self._topology, rank))
+        try:
+            times = run_rank(self._order, self._plan, self._topology, rank)
+        except PipeplanError as error:
+            return PROBLEM + printable(str(error)).encode()
+        return msgspec.json.encode(times)
 
 
 def _settle(topology: Topology, rank: int) -> None:

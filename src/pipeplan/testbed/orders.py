@@ -45,6 +45,8 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     start_s: float
     end_s: float
+    before_end_s: float
+    """When the iteration before had ended."""
     reduce_end_s: float
     blocks: list[BlockTimes]
     loss: float

@@ -220,6 +220,11 @@ class PacedPipeline(Pipeline):
         return self._start_s
 
     @property
+    def end_s(self) -> float:
+        """When the last step had ended."""
+        return self._start_s + self.iteration_ms / 1e3
+
+    @property
     def reduce_end_s(self) -> float:
         """When the last all-reduce had ended."""
         return self._times[-1].end_s

@@ -18,12 +18,17 @@ from pipeplan.testbed.pacing import pace_sockets
 from pipeplan.testbed.stand_in import IdleOptimizer, mean_loss, stand_in_model
 from pipeplan.testbed.topology import Topology
 
-__all__ = ["run_rank"]
+__all__ = ["preload", "run_rank"]
 
 MS_IN_S = 1e3
 JOIN_S = 60.0
 HANG_S = 120.0
 LEARNING_RATE = 1e-3
+
+
+def preload() -> None:
+    """Import what ranks will need: torch's optimizers load hundreds of modules on first use."""
+    IdleOptimizer([nn.Parameter(torch.zeros(1))])
 
 
 def run_rank(order: Order, plan: Plan, topology: Topology, rank: int) -> RankTimes:
@@ -81,13 +86,14 @@ def _take_steps(order: Order, pipeline: PacedPipeline) -> RankTimes:
     gc.disable()  # a collection takes milliseconds
     for step in range(order.num_warm_ups + order.num_iterations):
         batch, targets = (idle, None) if make_batch is None else make_batch(step, rows)
+        before_end_s = pipeline.end_s
         loss = pipeline.step(batch, targets)
         if step >= order.num_warm_ups:
-            iterations.append(_times_of(pipeline, loss))
+            iterations.append(_times_of(pipeline, loss, before_end_s))
     return RankTimes(stage=pipeline.stage, replica=pipeline.replica, iterations=iterations)
 
 
-def _times_of(pipeline: PacedPipeline, loss: float) -> IterationTimes:
+def _times_of(pipeline: PacedPipeline, loss: float, before_end_s: float) -> IterationTimes:
     blocks = [
         BlockTimes(
             f"{record.kind}{record.microbatch}",
@@ -98,10 +104,10 @@ def _times_of(pipeline: PacedPipeline, loss: float) -> IterationTimes:
         )
         for record in pipeline.clock.records
     ]
-    start_s = pipeline.start_s
     return IterationTimes(
-        start_s=start_s,
-        end_s=start_s + pipeline.iteration_ms / MS_IN_S,
+        start_s=pipeline.start_s,
+        end_s=pipeline.end_s,
+        before_end_s=before_end_s,
         reduce_end_s=pipeline.reduce_end_s,
         blocks=blocks,
         loss=loss,

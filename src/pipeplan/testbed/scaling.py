@@ -22,19 +22,22 @@ import numpy as np
 
 from pipeplan.cluster import Cluster, Matrix
 from pipeplan.cost import BYTES_IN_GB
+from pipeplan.documents.text import printable
+from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan, Stage, Timeline
 from pipeplan.shared_links import SharedLink, Uplinks
 
-__all__ = ["Scale", "choose_scale", "scale_plan"]
+__all__ = ["Scale", "choose_scale", "require_possible_sizes", "scale_plan"]
 
 SAFE_GB_PER_S = 0.4
 """All links together: above half a GB/s, the processors of a small machine are the bottleneck."""
 MEMORY_BYTES = 1.5e9
 """Parameters and gradients of all ranks together."""
-LEAST_MS, MOST_MS, MS_PER_MICROBATCH = 900.0, 2500.0, 60.0
+LEAST_MS, MOST_MS, MS_PER_MICROBATCH = 1200.0, 2500.0, 75.0
 """An iteration lasts about so long here. Each block and message costs up to a millisecond of the
 machine's own, which should not show."""
 MOST_ROWS = 4096
+SAME = 1e-9
 DIGITS = 3
 
 
@@ -122,6 +125,21 @@ def _rounded(number: float, direction: Callable[[float], int]) -> float:
     """The number with few digits, rounded up or down."""
     step = 10.0 ** (math.floor(math.log10(number)) - DIGITS + 1)
     return float(f"{direction(number / step) * step:.{DIGITS}g}")
+
+
+def require_possible_sizes(plan: Plan) -> None:
+    """Refuse gradients that are larger than what they are gradients of.
+
+    Raises:
+        InputError: the gradient of some stage's output is.
+    """
+    for stage in plan.stages[:-1]:
+        layer = plan.model.layers[stage.layers[-1]]
+        if layer.gradient_bytes > layer.output_bytes * (1 + SAME):
+            raise InputError(
+                f"layers: {printable(layer.name)!r} has more gradient_bytes than output_bytes; in"
+                " torch, a gradient has the size of its tensor, so no run can show that"
+            )
 
 
 def scale_plan(plan: Plan, scale: Scale) -> Plan:

@@ -119,7 +119,7 @@ def _share(
     yield _class(device, "1:", LINK, gross, gross)
     for position, (source, target) in enumerate(pairs):
         number = FIRST_CLASS + position
-        # Almost all is borrowed from the link. A part of its own would come with a burst of its own.
+        # Almost all is borrowed from the link. A part of its own would come with its own burst.
         yield _class(device, f"1:{LINK:x}", number, gross / len(pairs) / OWN_PART, gross)
         yield _queue(device, number)
         yield _filter(

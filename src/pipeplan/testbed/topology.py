@@ -10,6 +10,7 @@ Then they are a tree, and so are the emulated switches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeplan.cluster import Duplex
 from pipeplan.cost import BYTES_IN_GB
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
@@ -74,9 +75,14 @@ def find_topology(plan: Plan) -> Topology:
     """The network that a plan's devices need.
 
     Raises:
-        InputError: too many devices, or shared links that overlap.
+        InputError: too many devices, shared links that overlap, or half duplex.
     """
     cluster = plan.cluster
+    if cluster.duplex is Duplex.HALF and plan.num_stages > 1:
+        raise InputError(
+            "duplex: is half; the testbed's links carry both directions at once; measure a plan for"
+            " the same cluster with duplex full"
+        )
     used = sorted(device for stage in plan.stages for device in stage.devices)
     if len(used) > MOST_RANKS:
         raise InputError(
