@@ -7,6 +7,7 @@ ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memo
 
 from pipeplan._core._kernels import (
     DeadlineError,
+    GroupCosts,
     Instance,
     PipelineCosts,
     PlacedPlan,
@@ -16,6 +17,7 @@ from pipeplan._core._kernels import (
     best_schedule,
     caps,
     device_classes,
+    group_time,
     judge_plan,
     least_sum,
     local_search,
@@ -28,12 +30,14 @@ from pipeplan._core._kernels import (
     prove_on_sets,
     relaxed_bound,
     rule_times,
+    run_groups,
     run_list,
     run_schedule,
 )
 
 __all__ = [
     "DeadlineError",
+    "GroupCosts",
     "Instance",
     "PipelineCosts",
     "PlacedPlan",
@@ -43,6 +47,7 @@ __all__ = [
     "best_schedule",
     "caps",
     "device_classes",
+    "group_time",
     "judge_plan",
     "least_sum",
     "local_search",
@@ -55,6 +60,7 @@ __all__ = [
     "prove_on_sets",
     "relaxed_bound",
     "rule_times",
+    "run_groups",
     "run_list",
     "run_schedule",
 ]

@@ -1,12 +1,7 @@
-// The only file that knows Python: classes that validate themselves, kernels that release the GIL.
+// With bindings_groups.cpp the only file that knows Python: classes that validate themselves, kernels that release the GIL.
 //
 // A kernel that cannot finish raises a Python exception: DeadlineError at its deadline,
 // KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,67 +10,11 @@
 
 #include "kernels.hpp"
 #include "pipeline.hpp"
+#include "python_arrays.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace pipeplan;
 
 namespace {
-
-using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Cube = nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<nb::numpy, T>;
-
-template <class T>
-Out<T> to_numpy(std::vector<T>&& values, std::initializer_list<std::size_t> shape) {
-    auto* owned = new std::vector<T>(std::move(values));
-    nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return Out<T>(owned->data(), shape, owner);
-}
-
-template <class Array>
-auto to_vector(const Array& values) {
-    return std::vector<std::remove_const_t<typename Array::Scalar>>(values.data(),
-                                                                   values.data() + values.size());
-}
-
-void require(bool condition, const char* message) {
-    if (!condition) throw std::invalid_argument(message);
-}
-
-void require_not_nan(double number, const char* message) { require(!std::isnan(number), message); }
-
-// Whether Ctrl-C has been pressed. Python's error indicator then holds the exception.
-bool signalled() {
-    nb::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
-}
-
-// Runs a kernel without the GIL. If it stops early, the reason becomes a Python exception.
-template <class Kernel>
-auto run_kernel(double deadline_s, Kernel&& kernel) {
-    require_not_nan(deadline_s, "deadline: is not a number");
-    try {
-        nb::gil_scoped_release release;
-        Control control(deadline_s, &signalled);
-        return kernel(control);
-    } catch (const Interrupted&) {
-        throw nb::python_error();
-    }
-}
-
-template <class Kernel>
-auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
-    require(num_threads >= 1 && num_threads <= 1024, "num_threads: is not within 1..1024");
-    return run_kernel(deadline_s, [&](Control& control) {
-        Pool pool(num_threads, control);
-        return kernel(pool, control);
-    });
-}
 
 // ---------------------------------------------------------------------------- classes
 
@@ -127,10 +66,10 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
 void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
                       std::vector<double> memory_bytes, double state_bytes_per_parameter_byte,
                       double input_bytes, int min_stages, int max_stages, int first_device,
-                      int last_device) {
-    new (self) PlanLimits{whole_samples,  may_recompute, std::move(memory_bytes),
+                      int last_device, bool any_shares) {
+    new (self) PlanLimits{whole_samples, may_recompute, any_shares, std::move(memory_bytes),
                           state_bytes_per_parameter_byte, input_bytes, min_stages,
-                          max_stages,     first_device,  last_device};
+                          max_stages, first_device, last_device};
 }
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
@@ -432,7 +371,7 @@ void bind_classes(nb::module_& m) {
              "may_recompute"_a = false, "memory_bytes"_a = std::vector<double>(),
              "state_bytes_per_parameter_byte"_a = 1.0, "input_bytes"_a = 0.0, "min_stages"_a = 1,
              "max_stages"_a = std::numeric_limits<int>::max(), "first_device"_a = -1,
-             "last_device"_a = -1);
+             "last_device"_a = -1, "any_shares"_a = false);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
@@ -448,6 +387,7 @@ void bind_classes(nb::module_& m) {
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
              "activation_bytes"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
+        .def_prop_ro("any_shares", [](const Instance& in) { return in.limits.any_shares; })
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 
@@ -463,6 +403,7 @@ void bind_classes(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
     bind_classes(m);
+    bind_groups(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pipeplan.errors import InputError
 from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
@@ -31,7 +31,7 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 def _plan_best_from_published(problem: Problem) -> Draft:
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
     starts = BASELINES if names is None else names
-    return plan_best(problem, (BASELINES[name](problem) for name in starts))
+    return plan_best_shares(problem, (BASELINES[name](problem) for name in starts))
 
 
 PLANNERS: dict[str, Planner] = {

@@ -17,7 +17,7 @@ import msgspec
 
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InputError, RuntimeMismatchError
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
@@ -88,6 +88,11 @@ class Testbed:
             RuntimeMismatchError: a rank has failed.
         """
         timeline = simulate(plan)
+        if isinstance(timeline, GroupTimeline):
+            raise RuntimeMismatchError(
+                "plan: has several stages a device, backwards cut in two, gradient buckets or a"
+                " sharded optimizer, which the runtime cannot run yet"
+            )
         if not timeline.iteration_ms:
             raise InputError("plan: its iteration takes no time, so there is nothing to measure")
         if build is None:

@@ -32,7 +32,7 @@ from pipeplan import _core
 from pipeplan.pipeline import Stage
 from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
-from pipeplan.planning.planner.device_classes import num_set_triples
+from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent
@@ -112,6 +112,12 @@ class _Search:
             else None
         )
         self._num_searches = 0
+        self._budget_factor = settings.budget_factor(
+            self.num_devices,
+            problem.num_microbatches,
+            has_equal_devices=self.instance.has_equal_devices,
+            num_rates=num_link_rates(problem.cost),
+        )
 
     @property
     def plans_on_sets(self) -> bool:
@@ -356,15 +362,6 @@ class _Search:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
         self.incumbent.polish(NUM_AT_ONCE, self.problem.deadline)
-
-    @property
-    def _budget_factor(self) -> float:
-        """With equal devices and many microbatches the slowest stage is nearly all that counts.
-
-        The recursion makes it as fast as can be. So a part of the search will do.
-        """
-        is_long = self.problem.num_microbatches >= settings.MANY_MICROBATCHES * self.num_devices
-        return settings.EQUAL_DEVICES_BUDGET if self.instance.has_equal_devices and is_long else 1.0
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""
