@@ -217,17 +217,17 @@ class PacedPipeline(Pipeline):
     @property
     def start_s(self) -> float:
         """When the last step began."""
-        return self._start_s
+        return self._steps.start_s
 
     @property
     def end_s(self) -> float:
         """When the last step had ended."""
-        return self._start_s + self.iteration_ms / 1e3
+        return self.start_s + self.iteration_ms / 1e3
 
     @property
     def reduce_end_s(self) -> float:
         """When the last all-reduce had ended."""
-        return self._times[-1].end_s
+        return self._steps.times[-1].end_s
 
     def _make_transport(self) -> Transport:
         return _NotingTransport(self.clock, self._pace.latency_s)
@@ -242,6 +242,7 @@ class PacedPipeline(Pipeline):
             reducer=cast(Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)),
         )
 
-    def _begin(self, *args: Any) -> Any:
+    def step(self, batch: Any, targets: Any = None, *, update: bool = True) -> float:
+        """Train on one batch, from a time of the device that begins now."""
         self.clock.begin()
-        return super()._begin(*args)
+        return super().step(batch, targets, update=update)

@@ -27,7 +27,8 @@ ETHERNET_BYTES, HEADER_BYTES = 14, 52
 """Of each packet: the frame's header, and those of IP and TCP with time stamps."""
 LEAST_BURST_BYTES, BURST_S = 4000, 64e-6
 UNSHAPED_BYTES_PER_S = 12.5e9
-OWN_PART = 1000
+ALMOST_NOTHING = 100.0
+"""Bytes a second: less is not possible."""
 UNSHAPED, LINK, FIRST_CLASS = 0x1, 0x2, 0x10
 MTU = MOST_PACKET_BYTES
 QUEUE_PACKETS = 4000
@@ -119,8 +120,8 @@ def _share(
     yield _class(device, "1:", LINK, gross, gross)
     for position, (source, target) in enumerate(pairs):
         number = FIRST_CLASS + position
-        # Almost all is borrowed from the link. A part of its own would come with its own burst.
-        yield _class(device, f"1:{LINK:x}", number, gross / len(pairs) / OWN_PART, gross)
+        # All is borrowed from the link. Whoever has a rate of its own, has a packet of its own, too.
+        yield _class(device, f"1:{LINK:x}", number, ALMOST_NOTHING, gross)
         yield _queue(device, number)
         yield _filter(
             device, number, f"match ip src {address(source)}/32 match ip dst {address(target)}/32"
@@ -154,6 +155,8 @@ def _class(
 
 
 def _burst(bytes_per_s: float) -> int:
+    if bytes_per_s == ALMOST_NOTHING:
+        return round(ALMOST_NOTHING)  # the kernel counts a burst in time, up to about a minute
     return round(max(LEAST_BURST_BYTES, BURST_S * bytes_per_s))
 
 

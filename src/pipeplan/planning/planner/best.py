@@ -45,7 +45,7 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
-from pipeplan.planning.planner.starts import different_plans, plain_plan
+from pipeplan.planning.planner.starts import different_plans, even_split, plain_plan
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
 
@@ -61,14 +61,17 @@ NUM_AT_ONCE = 4
 """Searches that are handed to the kernel together. Fixed, so that threads change nothing."""
 
 
-def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
+def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None) -> Draft:
     """The fastest plan that all of the above finds, with its certificate.
 
-    Never slower than any of the `starts`, which are taken one by one.
+    Never slower than `first`, whose bound has to hold here, nor than any of the `starts`, which
+    are taken one by one.
     """
     search = _Search(problem.within_samples())
     search.offer_simple_plans()
     try:
+        if first is not None:
+            search.start_from(first)
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
@@ -145,6 +148,12 @@ class _Search:
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part)),))
 
+    def start_from(self, first: Draft) -> None:
+        """Consider a plan before everything else, and take over its bound."""
+        self.incumbent.offer_draft(first, self.problem.deadline)
+        if first.bound is not None:
+            self._raise_bound(first.bound.lower_bound_ms, first.notes["bound"])
+
     def order_devices(self) -> None:
         """Make the device orders; offer an even split on the first and on the cluster's own."""
         self.offer_even_split(self.orders[0])
@@ -169,14 +178,7 @@ class _Search:
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
         """As many stages as there can be, one device each."""
-        num_stages = min(self.num_layers, self.num_devices)
-        cuts = [self.num_layers * n // num_stages for n in range(num_stages + 1)]
-        self.offer(
-            tuple(
-                Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],))
-                for n in range(num_stages)
-            )
-        )
+        self.offer(even_split(order, self.num_layers))
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
         """Consider stages before the deadline."""
