@@ -285,7 +285,7 @@ ROOMS = [
     {"documents"},
     {"_core"},
     {"contention"},
-    {"memory_parts"},
+    {"measured_times", "memory_parts"},
     {"cost"},
     {"group_costs"},
     {"group_memory"},
