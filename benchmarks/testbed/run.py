@@ -1,4 +1,4 @@
-"""Predicted against measured on emulated clusters: accuracy, planners, and rules of shared links."""
+"""Predicted against measured on emulated clusters: accuracy, planners, rules of shared links."""
 
 import argparse
 import csv
@@ -121,6 +121,17 @@ def ends(measured: Measurement) -> Iterator[tuple[str, float, float]]:
             yield f"all-reduce of stage {reduce.stage}", reduce.end_ms, end_ms
 
 
+def words(row: dict[str, object]) -> str:
+    predicted, measured, blind = (
+        float(str(row[name])) for name in ("predicted_ms", "measured_ms", "blind_ms")
+    )
+    return (
+        f"{row['model']:16} {row['cluster']:12} {row['planner']:14} {row['devices']}"
+        f" {predicted:9.2f} {measured:9.2f} {100 * (measured / predicted - 1):+.2f} %"
+        f"  blind {100 * (measured / blind - 1):+.1f} %  {row['seconds']} s  {row['stages']}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=[*PARTS, "rules"])
@@ -137,13 +148,7 @@ def main() -> None:
     begin = time.monotonic()
     for row in measure(PARTS[arguments.part][arguments.start : arguments.stop], arguments.part):
         rows.append(row)
-        print(
-            f"{row['model']:16} {row['cluster']:12} {row['planner']:14} {row['devices']}"
-            f" {row['predicted_ms']:9.2f} {row['measured_ms']:9.2f} {100 * float(str(row['error'])):+.2f} %"
-            f"  blind {100 * (float(str(row['measured_ms'])) / float(str(row['blind_ms'])) - 1):+.1f} %"
-            f"  {row['seconds']} s  {row['stages']}",
-            flush=True,
-        )
+        print(words(row), flush=True)
     keep(rows, arguments.output)
     errors = sorted(abs(float(str(row["error"]))) for row in rows)
     print(

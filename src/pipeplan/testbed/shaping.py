@@ -120,7 +120,7 @@ def _share(
     yield _class(device, "1:", LINK, gross, gross)
     for position, (source, target) in enumerate(pairs):
         number = FIRST_CLASS + position
-        # All is borrowed from the link. Whoever has a rate of its own, has a packet of its own, too.
+        # All is borrowed from the link. With a rate of its own, a class has a packet to itself.
         yield _class(device, f"1:{LINK:x}", number, ALMOST_NOTHING, gross)
         yield _queue(device, number)
         yield _filter(
