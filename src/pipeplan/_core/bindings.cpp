@@ -20,6 +20,10 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace pipeplan;
 
+namespace pipeplan {
+void bind_chains(nb::module_& m);  // chain_bindings.cpp
+}
+
 namespace {
 
 using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -463,6 +467,7 @@ void bind_classes(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
     bind_classes(m);
+    bind_chains(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);
