@@ -6,6 +6,9 @@ ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memo
 """
 
 from pipeplan._core._kernels import (
+    Chain,
+    ChainModel,
+    ChainPlan,
     DeadlineError,
     Instance,
     PipelineCosts,
@@ -15,6 +18,8 @@ from pipeplan._core._kernels import (
     SharedLinks,
     best_schedule,
     caps,
+    chain_bound,
+    cost_chain,
     device_classes,
     judge_plan,
     least_sum,
@@ -30,9 +35,14 @@ from pipeplan._core._kernels import (
     rule_times,
     run_list,
     run_schedule,
+    search_chain_schedule,
+    search_chains,
 )
 
 __all__ = [
+    "Chain",
+    "ChainModel",
+    "ChainPlan",
     "DeadlineError",
     "Instance",
     "PipelineCosts",
@@ -42,6 +52,8 @@ __all__ = [
     "SharedLinks",
     "best_schedule",
     "caps",
+    "chain_bound",
+    "cost_chain",
     "device_classes",
     "judge_plan",
     "least_sum",
@@ -57,4 +69,6 @@ __all__ = [
     "rule_times",
     "run_list",
     "run_schedule",
+    "search_chain_schedule",
+    "search_chains",
 ]

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "chain_bound.hpp"
 #include "chain_schedule.hpp"
 #include "chain_search.hpp"
 
@@ -111,6 +112,7 @@ void bind_chains(nb::module_& m) {
         .def_ro("group", &ChainPlan::group)
         .def_ro("end_layer", &ChainPlan::end_layer)
         .def_ro("is_split", &ChainPlan::is_split);
+    m.def("chain_bound", &chain_bound, "chain"_a);
     m.def("cost_chain", &py_cost_chain, "model"_a, "plan"_a);
     m.def("chain_settings_times", &py_settings_times, "chain"_a, "settings"_a);
     m.def("search_chains", &py_search_chains, "model"_a, "starts"_a, "seed"_a, "num_starts"_a, "anneal"_a,

@@ -12,6 +12,7 @@
 #include <map>
 #include <utility>
 
+#include "chain_bound.hpp"
 #include "chain_moves.hpp"
 
 namespace pipeplan {
@@ -208,8 +209,7 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
         Random random(seed * 7919ULL + k);
         result.iteration_ms = scheduler.search(budget.num_tries, 0.0, random, control);
         result.order = scheduler.best_order();
-        std::vector<double> scratch;
-        result.bound_ms = quick_bound(chain, scratch);
+        result.bound_ms = chain_bound(chain);
     });
     std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
         return a.iteration_ms < b.iteration_ms;
