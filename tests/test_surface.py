@@ -185,6 +185,8 @@ MAY_GROW = {"plan"}
 def test_commands_and_flags_stay(name):
     command = cli.get_command(click.Context(cli), name)
     flags = {flag for parameter in command.params for flag in parameter.opts}
+    assert flags >= {"-q", "--quiet"}
+    flags -= {"-q", "--quiet"}
     if name in MAY_GROW:
         assert flags >= COMMANDS[name]
     else:
@@ -266,6 +268,7 @@ ROOMS = [
     {"host_matrix", "shared_links"},
     {"cluster"},
     {"blocks"},
+    {"timelines"},
     {"pipeline"},
     {"host_links"},
     {"documents"},
@@ -276,14 +279,14 @@ ROOMS = [
     {"simulator"},
     {"schedules"},
     {"figures"},
-    {"number_checks", "plain_replay"},
+    {"group_checks", "number_checks", "plain_replay"},
     {"plain_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
     {"planning.limits", "planning.same_file"},
     {"planning.options"},
     {"planning.problem"},
-    {"planning.inputs"},
+    {"planning.inputs", "planning.plausibility"},
     {"planning.prediction"},
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
@@ -306,6 +309,7 @@ MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
 CHECKER_MAY_IMPORT = {
     "cost",
     "errors",
+    "group_checks",
     "number_checks",
     "pipeline",
     "plain_flows",
@@ -382,7 +386,7 @@ def test_no_modules_import_each_other_in_a_circle():
             del uses[name]
 
 
-@pytest.mark.parametrize("file", ["checker.py", "plain_replay.py"])
+@pytest.mark.parametrize("file", ["checker.py", "group_checks.py", "plain_replay.py"])
 def test_the_checker_shares_only_the_costs(file):
     used = imports(SOURCE / file, at_top=False)
     rooms = {room_of(module) for module in used if module.startswith("pipeplan")}

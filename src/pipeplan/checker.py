@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
+from pipeplan.group_checks import device_errors, order_errors, share_errors, split_errors
 from pipeplan.number_checks import MAX_MICROBATCHES, SHARES, Matrix, number_errors
 from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
 from pipeplan.plain_flows import longest_times, replay_flows
@@ -64,6 +65,8 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     errors = structural_errors(plan)
     if errors:
         return Verdict(errors=tuple(errors))
+    if plan.uses_families:
+        return Verdict(errors=("schedule: plans of the second version cannot be checked yet",))
     cost = CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     try:
@@ -105,18 +108,18 @@ def _first_few(messages: Iterable[str]) -> list[str]:
 
 def _find_structural_errors(plan: Plan) -> Iterator[str]:
     wrong = False
-    for message in chain(_check_stages(plan), _check_shares(plan), number_errors(plan)):
+    for message in chain(
+        _check_stages(plan), _check_shares(plan), number_errors(plan), split_errors(plan)
+    ):
         wrong = True
         yield message
     if not wrong:
         yield from _check_links(plan)
-    yield from _check_schedule(plan)
+    yield from order_errors(plan) if plan.uses_families else _check_schedule(plan)
 
 
 def _check_stages(plan: Plan) -> Iterator[str]:
     next_layer = 0
-    stage_of: dict[int, int] = {}
-    num_devices = len(plan.cluster.devices)
     if plan.microbatches < 1:
         yield f"microbatches: {plan.microbatches} is not at least 1"
     elif plan.microbatches > MAX_MICROBATCHES:
@@ -128,16 +131,7 @@ def _check_stages(plan: Plan) -> Iterator[str]:
                 " stages cover all layers once, in order"
             )
         next_layer = stage.layers.stop
-        for device in stage.devices:
-            if not 0 <= device < num_devices:
-                yield f"stages[{index}].devices: there is no device {device}"
-            elif device in stage_of:
-                yield (
-                    f"stages[{index}].devices: {plan.cluster.devices[device].name!r} already"
-                    f" serves stage {stage_of[device]}; a device serves one stage"
-                )
-            else:
-                stage_of[device] = index
+    yield from device_errors(plan)
     if next_layer != len(plan.model.layers):
         yield (
             f"stages: cover {next_layer} of {len(plan.model.layers)} layers;"
@@ -158,6 +152,7 @@ def _check_shares(plan: Plan) -> Iterator[str]:
             yield f"{path}: {min(stage.shares):g}..{max(stage.shares):g} is not within 1e-06..1"
         elif abs(math.fsum(stage.shares) - 1) > SHARE_SUM_TOLERANCE:
             yield f"{path}: sum to {math.fsum(stage.shares):.12g}, not to 1"
+    yield from share_errors(plan)
 
 
 def _check_links(plan: Plan) -> Iterator[str]:
@@ -166,6 +161,8 @@ def _check_links(plan: Plan) -> Iterator[str]:
     row_D, paths = _paths(plan.cluster.bandwidth_gb_per_s)
     for index, stage in enumerate(plan.stages):
         behind = plan.stages[index + 1].devices if index + 1 < len(plan.stages) else ()
+        if set(behind) == set(stage.devices):
+            behind = ()  # what stays in a group is not sent
         others = np.array([*stage.devices, *behind], dtype=np.intp)
         for position, u in enumerate(stage.devices):
             rest = others[position + 1 :]
@@ -357,12 +354,19 @@ def _check_bound(plan: Plan, predicted: Prediction, iteration_ms: float) -> Iter
             f"predicted.lower_bound_ms: {bound_ms:.9g} is above"
             f" the plan's own iteration of {iteration_ms:.9g}"
         )
-    if predicted.bound.scope == BoundScope.EVEN_SHARES:
+    scope = predicted.bound.scope
+    if plan.uses_families and scope != BoundScope.FAMILIES:
+        yield (
+            f"predicted.bound_scope: {scope.value!r} speaks of plans with one stage a device and"
+            " whole backwards; for this one it has to be 'families' or null"
+        )
+    elif scope != BoundScope.ANY:
+        other = "null" if plan.uses_families else "'any' or null"
         for index, stage in enumerate(plan.stages):
             if not _has_even_shares(stage, plan.model.microbatch_size):
                 yield (
-                    "predicted.bound_scope: 'even-shares' does not speak of this plan: the shares"
-                    f" of stages[{index}] are not even; it has to be 'any' or null"
+                    f"predicted.bound_scope: {scope.value!r} does not speak of this plan: the"
+                    f" shares of stages[{index}] are not even; it has to be {other}"
                 )
 
 

@@ -21,6 +21,14 @@ __all__ = ["LayerProfile", "ModelProfile", "merged_layer"]
 ROUNDING = 1e-9
 """By which fraction a part may exceed its whole: both were rounded."""
 
+BYTE_FIELDS = (
+    "output_bytes",
+    "parameter_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "weight_grad_bytes",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
@@ -37,16 +45,20 @@ class LayerProfile:
     activation_bytes: float = None  # type: ignore[assignment]  # settled on construction
     """Kept from forward to backward of one microbatch; by default `output_bytes`."""
     weight_grad_ms: float | None = None
-    """The part of `backward_ms` that only computes weight gradients; recorded, not yet used."""
+    """The part of `backward_ms` that only computes weight gradients."""
+    weight_grad_bytes: float = None  # type: ignore[assignment]  # settled on construction
+    """Kept between the two parts of a backward; by default `activation_bytes`."""
 
     def __post_init__(self) -> None:
         require_text(ProfileError, "name", self.name)
         for number in ("gradient_bytes", "activation_bytes"):
             if getattr(self, number) is None:
                 object.__setattr__(self, number, self.output_bytes)
+        if self.weight_grad_bytes is None:
+            object.__setattr__(self, "weight_grad_bytes", self.activation_bytes)
         for number in ("forward_ms", "backward_ms"):
             require_number(ProfileError, number, getattr(self, number), TIME_MS)
-        for number in ("output_bytes", "parameter_bytes", "gradient_bytes", "activation_bytes"):
+        for number in BYTE_FIELDS:
             require_number(ProfileError, number, getattr(self, number), NUM_BYTES)
         if self.weight_grad_ms is not None:
             require_number(ProfileError, "weight_grad_ms", self.weight_grad_ms, TIME_MS)
@@ -131,6 +143,7 @@ def merged_layer(
         ("parameter_bytes", parameter_bytes),
         ("activation_bytes", activation_bytes),
         ("weight_grad_ms", None),
+        ("weight_grad_bytes", activation_bytes),
     ):
         object.__setattr__(layer, field_name, value)
     return layer

@@ -122,7 +122,7 @@ class Exchange:
         """The lanes to the stage before or behind."""
         channel = self.stage if is_behind else self.stage - 1
         runs_of = routing.runs_out if is_behind else routing.runs_in
-        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
+        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD)[:: 1 if is_behind else -1]
         other, own = self.plan.schedule[channel + is_behind], self.plan.schedule[self.stage]
         sent_there = [block.microbatch for block in other if block.kind is incoming]
         sent_here = [block.microbatch for block in own if block.kind is outgoing]
