@@ -276,11 +276,14 @@ ROOMS = [
     {"contention"},
     {"memory_parts"},
     {"cost"},
-    {"simulator"},
+    {"group_costs"},
+    {"group_memory"},
+    {"simulator", "group_simulator"},
     {"schedules"},
     {"figures"},
-    {"group_checks", "number_checks", "plain_replay"},
-    {"plain_flows"},
+    {"bound_checks", "group_checks", "number_checks", "plain_replay", "plain_sharing"},
+    {"plain_flows", "plain_group_memory", "plain_groups"},
+    {"plain_group_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
     {"planning.limits", "planning.same_file"},
@@ -307,14 +310,26 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
 MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
 CHECKER_MAY_IMPORT = {
+    "bound_checks",
     "cost",
     "errors",
     "group_checks",
+    "group_costs",
     "number_checks",
     "pipeline",
     "plain_flows",
+    "plain_group_flows",
+    "plain_group_memory",
+    "plain_groups",
     "plain_replay",
+    "plain_sharing",
 }
+
+
+CHECKER_FILES = [
+    "checker.py",
+    *(f"{name}.py" for name in sorted(CHECKER_MAY_IMPORT) if "check" in name or "plain" in name),
+]
 
 
 def modules() -> list[Path]:
@@ -386,7 +401,7 @@ def test_no_modules_import_each_other_in_a_circle():
             del uses[name]
 
 
-@pytest.mark.parametrize("file", ["checker.py", "group_checks.py", "plain_replay.py"])
+@pytest.mark.parametrize("file", CHECKER_FILES)
 def test_the_checker_shares_only_the_costs(file):
     used = imports(SOURCE / file, at_top=False)
     rooms = {room_of(module) for module in used if module.startswith("pipeplan")}

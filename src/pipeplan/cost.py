@@ -300,13 +300,13 @@ class CostModel:
         """The time to send one microbatch's gradients from the stage behind back to `stage`."""
         return self._send_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
 
-    def all_reduce_ms(self, stage: Stage) -> float:
-        """The time of a ring all-reduce of the stage's gradients over its replicas."""
+    def all_reduce_ms(self, stage: Stage, num_parts: int = 1) -> float:
+        """The time of a ring all-reduce of the stage's gradients, or of one of so many parts."""
         k = stage.num_replicas
         if k == 1:
             return 0.0
         slowest, latency_ms = self._slowest_link(stage.devices)
-        volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage)
+        volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage) / num_parts
         volume_ms = volume / slowest
         if self.contention:
             volume_ms = max(volume_ms, volume * self.contention.ring_ms_per_byte(stage.devices))

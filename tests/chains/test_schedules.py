@@ -13,7 +13,7 @@ def judge(seed: int) -> tuple[float, float, float]:
     costs = random_costs(random.Random(seed))
     chain = costs.for_kernels()
     bound_ms = _core.chain_bound(chain)
-    found_ms, order, _ = _core.search_chain_schedule(chain, 60, 0.0, seed)
+    found_ms, order, _ = _core.schedule_chain(chain, 60, seed)
     assert replay(costs, order) == pytest.approx(found_ms, rel=1e-12)
     least_ms, most_ms = optimum_ms(costs)
     assert bound_ms <= most_ms * (1 + 1e-12), f"seed {seed}: {bound_ms} above {most_ms}"
@@ -43,6 +43,6 @@ def test_memory_is_never_exceeded_and_nothing_deadlocks() -> None:
     rng = random.Random(1)
     for _ in range(200):
         costs = random_costs(rng, most_stages=12, most_microbatches=9)
-        found_ms, order, _ = _core.search_chain_schedule(costs.for_kernels(), 10, 0.0, 1)
+        found_ms, order, _ = _core.schedule_chain(costs.for_kernels(), 10, 1)
         assert replay(costs, order) == pytest.approx(found_ms, rel=1e-12)
         assert found_ms >= _core.chain_bound(costs.for_kernels()) * (1 - 1e-12)

@@ -56,6 +56,28 @@ class PlanFlows:
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
+class GroupCosts:
+    """The times of a plan with groups: of F, B, I and W of each stage, and of what is sent.
+
+    Sends: forward and backward over each cut, then a part of each stage's all-reduce. I and W are
+    NaN where a backward cannot be cut in two. A stage on one device has no parts.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_of: Sequence[int],
+        length_ms: Floats,
+        recompute_ms: Floats,
+        send_ms: Floats,
+        num_parts: Sequence[int],
+        half_duplex: bool,
+    ) -> None: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_stages(self) -> int: ...
+
 class PlanLimits:
     """What plans have to keep; devices by their index, -1 for none."""
 
@@ -256,3 +278,20 @@ def local_search(
     deadline: float = ...,
     known_ms: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
+def run_groups(
+    costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
+) -> tuple[Floats, Floats, NDArray[np.int64], Floats, Floats, Ints, Ints, Floats, Floats, Ints]:
+    """One iteration of any plan; `sizes` says how many of the codes each group has.
+
+    Starts and ends of blocks, as coded; what was sent, its starts and ends; stages, numbers, starts
+    and ends of parts of all-reduces; how many blocks each group has run: fewer than it has, if the
+    orders deadlock.
+    """
+
+def group_time(
+    costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
+) -> float:
+    """The iteration time alone, infinite where the orders deadlock.
+
+    With full duplex and no shared links about ten times as fast.
+    """

@@ -1,12 +1,7 @@
-// The only file that knows Python: classes that validate themselves, kernels that release the GIL.
+// With bindings_groups.cpp the only file that knows Python: classes that validate themselves, kernels that release the GIL.
 //
 // A kernel that cannot finish raises a Python exception: DeadlineError at its deadline,
 // KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,71 +10,11 @@
 
 #include "kernels.hpp"
 #include "pipeline.hpp"
+#include "python_arrays.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace pipeplan;
 
-namespace pipeplan {
-void bind_chains(nb::module_& m);  // chain_bindings.cpp
-}
-
 namespace {
-
-using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Cube = nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<nb::numpy, T>;
-
-template <class T>
-Out<T> to_numpy(std::vector<T>&& values, std::initializer_list<std::size_t> shape) {
-    auto* owned = new std::vector<T>(std::move(values));
-    nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return Out<T>(owned->data(), shape, owner);
-}
-
-template <class Array>
-auto to_vector(const Array& values) {
-    return std::vector<std::remove_const_t<typename Array::Scalar>>(values.data(),
-                                                                   values.data() + values.size());
-}
-
-void require(bool condition, const char* message) {
-    if (!condition) throw std::invalid_argument(message);
-}
-
-void require_not_nan(double number, const char* message) { require(!std::isnan(number), message); }
-
-// Whether Ctrl-C has been pressed. Python's error indicator then holds the exception.
-bool signalled() {
-    nb::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
-}
-
-// Runs a kernel without the GIL. If it stops early, the reason becomes a Python exception.
-template <class Kernel>
-auto run_kernel(double deadline_s, Kernel&& kernel) {
-    require_not_nan(deadline_s, "deadline: is not a number");
-    try {
-        nb::gil_scoped_release release;
-        Control control(deadline_s, &signalled);
-        return kernel(control);
-    } catch (const Interrupted&) {
-        throw nb::python_error();
-    }
-}
-
-template <class Kernel>
-auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
-    require(num_threads >= 1 && num_threads <= 1024, "num_threads: is not within 1..1024");
-    return run_kernel(deadline_s, [&](Control& control) {
-        Pool pool(num_threads, control);
-        return kernel(pool, control);
-    });
-}
 
 // ---------------------------------------------------------------------------- classes
 
@@ -467,6 +402,7 @@ void bind_classes(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
     bind_classes(m);
+    bind_groups(m);
     bind_chains(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);

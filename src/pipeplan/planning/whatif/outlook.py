@@ -170,7 +170,7 @@ def _worst(cases: Iterable[_Case], most: int) -> list[_Case]:
 
 
 def _used_devices(plan: Plan) -> list[int]:
-    return [device for stage in plan.stages for device in stage.devices]
+    return [device for group in plan.groups for device in group.devices]
 
 
 def _case(plan: Plan, kind: ProspectKind, what: str, changes: Changes, options: str) -> _Case:
@@ -236,9 +236,11 @@ def _slow_links(plan: Plan) -> Iterator[_Case]:
 
 def _used_pairs(plan: Plan) -> Iterator[tuple[int, int]]:
     """Devices that talk to each other: of neighbouring stages, and replicas."""
-    for stage in plan.stages:
-        yield from combinations(_first_few(stage.devices), 2)
+    for group in plan.groups:
+        yield from combinations(_first_few(group.devices), 2)
     for stage, behind in pairwise(plan.stages):
+        if set(stage.devices) == set(behind.devices):
+            continue
         for first in _first_few(stage.devices):
             for second in _first_few(behind.devices):
                 yield first, second

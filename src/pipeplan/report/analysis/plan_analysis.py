@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.pipeline import Plan
+from pipeplan.errors import PlanFileError
+from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.report.analysis.bottleneck import Bottleneck, find_bottleneck
@@ -66,6 +67,8 @@ class PlanAnalysis:
         self.plan = replayed.plan
         self.cost = replayed.cost
         self.costs = replayed.costs
+        if isinstance(replayed.run, GroupTimeline):
+            raise PlanFileError("schedule: plans of the second version cannot be drawn yet")
         self.run = replayed.run
         self.iteration_ms = self.run.iteration_ms
         self.num_stages = len(self.plan.stages)
