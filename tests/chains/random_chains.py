@@ -58,9 +58,7 @@ class Costs:
         return None if ends[0] == ends[1] else ends
 
 
-def random_costs(
-    rng: random.Random, *, most_stages: int = 4, most_microbatches: int = 3
-) -> Costs:
+def random_costs(rng: random.Random, *, most_stages: int = 4, most_microbatches: int = 3) -> Costs:
     """A chain of a few stages, with split or whole backwards, with or without a memory limit."""
     stages = rng.randint(1, most_stages)
     order = [rng.randrange(rng.randint(1, 3)) for _ in range(stages)]

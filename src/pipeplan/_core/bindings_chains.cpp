@@ -9,7 +9,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr int kMostTries = 100'000'000;
+constexpr int kMostRuns = 100'000'000;
 
 void construct_chain(Chain* self, int num_microbatches, std::vector<int> group,
                      std::vector<double> forward_ms, std::vector<double> backward_ms,
@@ -83,28 +83,28 @@ double py_settings_time(const Chain& chain, double ratio, double delay, double w
     return scheduler.run(ChainSettings{ratio, delay, window, extra, patience});
 }
 
-nb::tuple py_schedule_chain(const Chain& chain, int num_tries, std::uint64_t seed,
+nb::tuple py_schedule_chain(const Chain& chain, int num_runs, std::uint64_t seed,
                             double deadline) {
-    require(num_tries >= 0 && num_tries <= kMostTries, "num_tries: is not within 0..1e8");
+    require(num_runs >= 0 && num_runs <= kMostRuns, "num_runs: is not within 0..1e8");
     ChainScheduler scheduler;
     run_kernel(deadline, [&](Control& control) {
         Random random(seed);
         scheduler.take(chain);
-        return scheduler.search(num_tries, chain_bound(chain), random, control);
+        return scheduler.search(num_runs, chain_bound(chain), random, control);
     });
     return nb::make_tuple(scheduler.best_ms(), nb::cast(scheduler.best_order()),
                           scheduler.num_runs());
 }
 
 nb::list py_search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
-                          std::uint64_t seed, int num_starts, double anneal, int num_tries,
+                          std::uint64_t seed, int num_starts, double anneal, double polish,
                           int num_best, int num_threads, double deadline) {
     require(num_starts >= 1 && num_best >= 1, "num_starts, num_best: are at least 1");
     require(anneal >= 0 && anneal < 1e18, "anneal: is not within 0..1e18");
-    require(num_tries >= 0 && num_tries <= kMostTries, "num_tries: is not within 0..1e8");
+    require(polish >= 0 && polish < 1e18, "polish: is not within 0..1e18");
     std::vector<ChainResult> found =
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            const ChainBudget budget{num_starts, anneal, num_tries, num_best};
+            const ChainBudget budget{num_starts, anneal, polish, num_best};
             return search_chains(model, std::move(starts), seed, budget, pool, control);
         });
     nb::list result;
@@ -138,10 +138,10 @@ void bind_chains(nb::module_& m) {
     m.def("chain_settings_time", &py_settings_time, "chain"_a, "ratio"_a, "delay"_a, "window"_a,
           "extra"_a, "patience"_a);
     m.def("cost_chain", &py_cost_chain, "model"_a, "plan"_a);
-    m.def("schedule_chain", &py_schedule_chain, "chain"_a, "num_tries"_a, "seed"_a,
+    m.def("schedule_chain", &py_schedule_chain, "chain"_a, "num_runs"_a, "seed"_a,
           "deadline"_a = kInfinity);
     m.def("search_chains", &py_search_chains, "model"_a, "starts"_a, "seed"_a, "num_starts"_a,
-          "anneal"_a, "num_tries"_a, "num_best"_a, "num_threads"_a, "deadline"_a = kInfinity);
+          "anneal"_a, "polish"_a, "num_best"_a, "num_threads"_a, "deadline"_a = kInfinity);
 }
 
 }  // namespace pipeplan

@@ -13,6 +13,7 @@ namespace pipeplan {
 
 enum ChainKind : int { kForward = 0, kBackward = 1, kWeight = 2 };
 constexpr int kNumChainKinds = 3;
+constexpr int kMostPositions = 64;  // stages of a group
 
 // Costs of one microbatch; P stages in the order of the chain, G groups, M microbatches.
 struct Chain {

@@ -20,8 +20,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 
 namespace pipeplan {
@@ -88,13 +87,15 @@ void Chain::check() const {
     require(group.size() == P && is_split.size() == P, "chain: one group for each stage");
     require(room_bytes.size() == static_cast<std::size_t>(num_groups), "chain: one room a group");
     for (double value : room_bytes) require(value >= 0, "chain: rooms are not negative");
-    std::vector<char> has_stage(num_groups, 0);
+    std::vector<int> num_positions(num_groups, 0);
     for (int g : group) {
         require(g >= 0 && g < num_groups, "chain: unknown group");
-        has_stage[g] = 1;
+        ++num_positions[g];
     }
-    require(std::find(has_stage.begin(), has_stage.end(), 0) == has_stage.end(),
-            "chain: a group has no stage");
+    for (int count : num_positions) {
+        require(count > 0, "chain: a group has no stage");
+        require(count <= kMostPositions, "chain: a group has more than 64 stages");
+    }
 }
 
 void ChainScheduler::take(const Chain& chain) {
@@ -197,11 +198,7 @@ ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& 
     const Chain& chain = *chain_;
     const int M = chain.num_microbatches;
     const double free = free_ms_[g];
-    Choice found[3 * 64];
-    std::vector<Choice> more;
-    Choice* choices = found;
-    const int num_stages = stage_begin_[g + 1] - stage_begin_[g];
-    if (num_stages > 64) more.resize(3 * num_stages), choices = more.data();
+    Choice choices[kNumChainKinds * kMostPositions];
     int count = 0;
     double first_end = kInfinity, first_start = kInfinity;
     const auto consider = [&](double there, double length, int p, int kind, int m) {
@@ -286,11 +283,11 @@ double ChainScheduler::finish() {
         double ring = 0.0;
         last = std::max(last, free_ms_[g]);
         const int begin = stage_begin_[g], count = stage_begin_[g + 1] - begin;
-        int sorted[64];
-        const int few = std::min(count, 64);
-        for (int k = 0; k < few; ++k) sorted[k] = stages_[begin + k];
-        std::sort(sorted, sorted + few, [&](int a, int b) { return last_end_ms_[a] < last_end_ms_[b]; });
-        for (int k = 0; k < few; ++k) {
+        int sorted[kMostPositions];
+        std::copy_n(stages_.begin() + begin, count, sorted);
+        std::sort(sorted, sorted + count,
+                  [&](int a, int b) { return last_end_ms_[a] < last_end_ms_[b]; });
+        for (int k = 0; k < count; ++k) {
             const int p = sorted[k];
             if (chain.reduce_ms[p] == 0.0) continue;
             ring = std::max(ring, last_end_ms_[p]) + chain.reduce_ms[p];
@@ -441,10 +438,6 @@ void ChainScheduler::latest_starts(std::vector<double>& keys) {
     }
 }
 
-void ChainScheduler::keep_if_best(double ms) {
-    if (ms < best_ms_) best_ms_ = ms, best_order_ = order_;
-}
-
 void ChainScheduler::windows(const ChainSettings& settings, std::vector<int>& most) const {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, M = chain.num_microbatches;
@@ -466,91 +459,75 @@ double ChainScheduler::run(const ChainSettings& settings) {
     return run(keys_, settings.patience, own_most_);
 }
 
-double ChainScheduler::search(int num_tries, double enough_ms, Random& random, Control& control) {
-    best_ms_ = kInfinity;
-    struct Start {
-        double ms, patience;
-        std::vector<double> keys;
-        std::vector<int> most;
-        std::vector<double> starts;
-        std::vector<int> critical;
-    };
-    Start now{kInfinity, 1.0, {}, {}, {}, {}};
-    const auto attempt = [&](const std::vector<double>& keys, double patience,
-                             const std::vector<int>& most) {
-        const double ms = run(keys, patience, most);
-        keep_if_best(ms);
-        if (ms > now.ms * (1 + 1e-12)) return false;
-        now.ms = ms, now.patience = patience, now.most = most;
-        latest_starts(now.keys);
-        now.starts = start_ms_;
-        now.critical.clear();
-        for (int block : order_)
-            if (now.keys[block] - start_ms_[block] < 1e-9 * ms) now.critical.push_back(block);
-        return true;
-    };
-    std::vector<int> most;
-    ChainSettings winner;
-    const auto try_settings = [&](const ChainSettings& settings) {
-        if (settings.ratio < 0) round_keys(-settings.ratio - 1, keys_);
-        else path_keys(settings.ratio, settings.delay, keys_);
-        windows(settings, most);
-        const double before = best_ms_;
-        attempt(keys_, settings.patience, most);
-        if (best_ms_ < before || now.ms == last_ms_) winner = settings;
-    };
-    for (const ChainSettings& settings : kStarts) try_settings(settings);
-    for (int k = 0; k < num_tries / 2 && best_ms_ > enough_ms; ++k) {
-        if (k % 16 == 0) control.check_without_deadline();
-        try_settings(near_settings(winner, random));
-    }
-    if (getenv("CHAIN_DEBUG")) printf("   %g %g %g %g %g: %g\n", winner.ratio,winner.delay,winner.window,winner.extra,winner.patience, best_ms_);
-    if (best_ms_ == kInfinity) return best_ms_;
+void ChainScheduler::shift_keys(const Walk& walk, Random& random, std::vector<double>& keys) const {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, M = chain.num_microbatches;
-    for (int k = 0; k < num_tries - num_tries / 2 && best_ms_ > enough_ms; ++k) {
+    const double noise = round_ms_ * std::pow(10.0, -2.0 * random.unit()) * (random.below(4) ? 0.5 : 2.0);
+    const auto shift_some = [&](int first, int end) {
+        for (int p = 0; p < P; ++p)
+            for (int kind = 0; kind < kNumChainKinds; ++kind) {
+                if (random.below(3)) continue;
+                const double shift = noise * (2 * random.unit() - 1);
+                for (int m = first; m < end; ++m) keys[chain_block(chain, p, kind, m)] += shift;
+            }
+    };
+    const int way = random.below(8);
+    if (way == 0) {
+        shift_some(0, M);
+    } else if (way == 1) {
+        for (double& key : keys) key += noise * (2 * random.unit() - 1);
+    } else if (way == 2) {  // a few microbatches
+        const int first = random.below(M);
+        shift_some(first, std::min(M, first + 1 + random.below(M)));
+    } else {  // some blocks that the time depends on run earlier
+        if (random.below(4)) keys = walk.starts;
+        for (int count = 1 + random.below(4); count > 0 && !walk.critical.empty(); --count)
+            keys[walk.critical[random.below(static_cast<int>(walk.critical.size()))]] -= noise;
+    }
+}
+
+void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
+    if (last_ms_ < best_ms_) best_ms_ = last_ms_, best_order_ = order_;
+    if (last_ms_ > walk.ms * (1 + 1e-12)) return;
+    walk.ms = last_ms_, walk.patience = patience, walk.most = most;
+    latest_starts(walk.keys);
+    walk.starts = start_ms_;
+    walk.critical.clear();
+    for (int block : order_)
+        if (walk.keys[block] - start_ms_[block] < 1e-9 * last_ms_) walk.critical.push_back(block);
+}
+
+double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Control& control) {
+    best_ms_ = kInfinity;
+    Walk walk;
+    ChainSettings winner;
+    const auto is_done = [&](int k) {
         if (k % 16 == 0) control.check_without_deadline();
-        if (k % 16 == 0 && control.is_late()) break;
-        trial_ = now.keys;
-        most = now.most;
-        if (k > 0) {
-            const double noise = round_ms_ * std::pow(10.0, -2.0 * random.unit()) * (random.below(4) == 0 ? 2.0 : 0.5);
-            const int way = random.below(8);
-            if (way >= 3) {  // some blocks that the time depends on run earlier
-                if (random.below(4)) trial_ = now.starts;
-                const int count = 1 + random.below(4);
-                for (int c = 0; c < count && !now.critical.empty(); ++c) {
-                    const int block = now.critical[random.below(static_cast<int>(now.critical.size()))];
-                    trial_[block] -= noise;
-                }
-            } else if (way == 0) {  // all microbatches of one kind of block at a stage
-                for (int p = 0; p < P; ++p)
-                    for (int kind = 0; kind < kNumChainKinds; ++kind) {
-                        if (random.below(3)) continue;
-                        const double shift = noise * (2 * random.unit() - 1);
-                        for (int m = 0; m < M; ++m) trial_[chain_block(chain, p, kind, m)] += shift;
-                    }
-            } else if (way == 1) {
-                for (double& key : trial_) key += noise * (2 * random.unit() - 1);
-            } else {  // a few microbatches
-                const int first = random.below(M), count = 1 + random.below(M);
-                for (int p = 0; p < P; ++p)
-                    for (int kind = 0; kind < kNumChainKinds; ++kind) {
-                        if (random.below(3)) continue;
-                        const double shift = noise * (2 * random.unit() - 1);
-                        for (int m = first; m < std::min(M, first + count); ++m)
-                            trial_[chain_block(chain, p, kind, m)] += shift;
-                    }
-            }
-            if (!most.empty() && random.below(2)) {
-                const int change = random.below(8);
-                if (change == 0) most.clear();
-                else for (int& each : most) if (random.below(4) == 0) each = std::max(1, each + (random.below(2) ? 1 : -1));
-            }
+        return best_ms_ <= enough_ms * (1 + 1e-12) || (best_ms_ < kInfinity && control.is_late());
+    };
+    const auto try_settings = [&](const ChainSettings& settings) {
+        run(settings);
+        take_step(walk, settings.patience, own_most_);
+        if (walk.ms == last_ms_) winner = settings;
+    };
+    const int num_starts = std::min<int>(std::size(kStarts), std::max(1, num_runs));
+    for (int k = 0; k < num_starts && !is_done(k); ++k) try_settings(kStarts[k]);
+    if (best_ms_ == kInfinity) return best_ms_;
+    const int num_settings = (num_runs - num_starts) / 2;
+    for (int k = 0; k < num_settings && !is_done(k); ++k) try_settings(near_settings(winner, random));
+    for (int k = num_starts + num_settings; k < num_runs && !is_done(k); ++k) {
+        trial_ = walk.keys;
+        trial_most_ = walk.most;
+        shift_keys(walk, random, trial_);
+        if (!trial_most_.empty() && random.below(2)) {
+            if (random.below(8) == 0) trial_most_.clear();
+            for (int& each : trial_most_)
+                if (random.below(4) == 0) each = std::max(1, each + (random.below(2) ? 1 : -1));
         }
         const int which = random.below(4);
-        const double patience = which == 0 ? random.unit() : which == 1 ? now.patience : which == 2 ? 1.0 : 0.0;
-        attempt(trial_, patience, most);
+        const double patience = which == 0 ? random.unit() : which == 1 ? walk.patience : which - 2.0;
+        run(trial_, patience, trial_most_);
+        take_step(walk, patience, trial_most_);
     }
     return best_ms_;
 }

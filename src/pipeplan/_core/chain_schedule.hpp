@@ -43,8 +43,9 @@ class ChainScheduler {
 
     // The latest starts of the last run's blocks that do not make it longer.
     void latest_starts(std::vector<double>& keys);
-    // The best of some starts, improved by keys from its own latest starts, `num_tries` times.
-    double search(int num_tries, double enough_ms, Random& random, Control& control);
+    // The best of so many schedules: under settings that did well elsewhere, under settings near the
+    // best of these, and with keys from the latest starts of the best schedule so far.
+    double search(int num_runs, double enough_ms, Random& random, Control& control);
 
     // Of the last run, or of the best one of the last search.
     const std::vector<int>& order() const { return order_; }  // blocks, in the order of decisions
@@ -69,7 +70,15 @@ class ChainScheduler {
     Choice choose(int g, const std::vector<double>& keys, double patience) const;
     int commit(int g, const Choice& choice);
     double finish();
-    void keep_if_best(double ms);
+
+    // Where a search stands: the schedule that it goes on from.
+    struct Walk {
+        double ms = kInfinity, patience = 1.0;
+        std::vector<double> keys, starts;  // latest and actual starts
+        std::vector<int> most, critical;   // critical: blocks that cannot start later
+    };
+    void take_step(Walk& walk, double patience, const std::vector<int>& most);
+    void shift_keys(const Walk& walk, Random& random, std::vector<double>& keys) const;
 
     const Chain* chain_ = nullptr;
     std::vector<int> stage_begin_, stages_;      // the stages of each group, in the order of the chain
@@ -88,7 +97,7 @@ class ChainScheduler {
     std::vector<double> start_ms_;                        // [blocks]
     std::vector<double> latest_, keys_, trial_;
     const std::vector<int>* most_ = nullptr;
-    std::vector<int> own_most_;
+    std::vector<int> own_most_, trial_most_;
     double best_ms_ = kInfinity, last_ms_ = kInfinity;
     long num_runs_ = 0;
 };

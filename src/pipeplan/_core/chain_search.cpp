@@ -207,9 +207,11 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
         ChainScheduler scheduler;
         scheduler.take(chain);
         Random random(seed * 7919ULL + k);
-        result.iteration_ms = scheduler.search(budget.num_tries, 0.0, random, control);
-        result.order = scheduler.best_order();
         result.bound_ms = chain_bound(chain);
+        const double num_blocks = static_cast<double>(chain.num_stages) * kNumChainKinds * chain.num_microbatches;
+        const int num_runs = static_cast<int>(std::clamp(budget.polish / num_blocks, 1.0, 1e6));
+        result.iteration_ms = scheduler.search(num_runs, result.bound_ms, random, control);
+        result.order = scheduler.best_order();
     });
     std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
         return a.iteration_ms < b.iteration_ms;

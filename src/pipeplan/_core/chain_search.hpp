@@ -20,7 +20,7 @@ struct ChainResult {
 struct ChainBudget {
     int num_starts;  // searches
     double anneal;   // blocks that each search may schedule
-    int num_tries;   // schedules that are tried for each of the best plans
+    double polish;   // and that may be scheduled for each of the best plans
     int num_best;    // plans that are polished and returned
 };
 

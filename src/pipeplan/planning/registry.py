@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from pipeplan.errors import InputError
-from pipeplan.planning.baselines import BASELINES
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
+from pipeplan.planning.group_order import require_weight_gradients
 from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.chains import plan_chains
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
@@ -30,8 +32,22 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 def _plan_best_from_published(problem: Problem) -> Draft:
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
-    starts = BASELINES if names is None else names
-    return plan_best(problem, (BASELINES[name](problem) for name in starts))
+    by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
+    starts = by_stage if names is None else names
+    if not problem.options.uses_families:
+        return plan_best(problem, (BASELINES[name](problem) for name in starts))
+    if problem.options.split_backward:
+        require_weight_gradients(problem, "split_backward")
+    try:
+        one_stage = plan_best(problem, (BASELINES[name](problem) for name in starts))
+    except InfeasibleError as error:
+        draft = plan_chains(problem, None, map(BASELINES.__getitem__, GROUP_BASELINES))
+        if draft is None:
+            raise error from None
+        return draft
+    draft = plan_chains(problem, one_stage, map(BASELINES.__getitem__, GROUP_BASELINES))
+    assert draft is not None, "one stage a device was possible"
+    return draft
 
 
 PLANNERS: dict[str, Planner] = {
