@@ -12,7 +12,7 @@ from instances import model_of, random_cluster, random_model
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel, PipelineCosts
-from pipeplan.planning.planner.exact import all_placements, whole_sample_variants
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.simulator import run_schedule
 

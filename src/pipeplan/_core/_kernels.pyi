@@ -93,8 +93,12 @@ class PlanLimits:
         max_stages: int = ...,
         first_device: int = -1,
         last_device: int = -1,
+        any_shares: bool = False,
     ) -> None:
-        """Without `memory_bytes`, one number a device, memory does not count."""
+        """Without `memory_bytes`, one number a device, memory does not count.
+
+        `any_shares`: planning also shares by speed, and bounds hold for plans with any shares.
+        """
 
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""
@@ -144,6 +148,9 @@ class Instance:
     @property
     def has_equal_devices(self) -> bool:
         """Whether all devices are alike: speed, memory, links, and none has to serve a stage."""
+    @property
+    def any_shares(self) -> bool:
+        """Whether devices of different speed may have different shares."""
     @property
     def num_layers(self) -> int: ...
     @property

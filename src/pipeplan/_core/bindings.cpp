@@ -66,10 +66,10 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
 void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
                       std::vector<double> memory_bytes, double state_bytes_per_parameter_byte,
                       double input_bytes, int min_stages, int max_stages, int first_device,
-                      int last_device) {
-    new (self) PlanLimits{whole_samples,  may_recompute, std::move(memory_bytes),
+                      int last_device, bool any_shares) {
+    new (self) PlanLimits{whole_samples, may_recompute, any_shares, std::move(memory_bytes),
                           state_bytes_per_parameter_byte, input_bytes, min_stages,
-                          max_stages,     first_device,  last_device};
+                          max_stages, first_device, last_device};
 }
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
@@ -371,7 +371,7 @@ void bind_classes(nb::module_& m) {
              "may_recompute"_a = false, "memory_bytes"_a = std::vector<double>(),
              "state_bytes_per_parameter_byte"_a = 1.0, "input_bytes"_a = 0.0, "min_stages"_a = 1,
              "max_stages"_a = std::numeric_limits<int>::max(), "first_device"_a = -1,
-             "last_device"_a = -1);
+             "last_device"_a = -1, "any_shares"_a = false);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
@@ -387,6 +387,7 @@ void bind_classes(nb::module_& m) {
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
              "activation_bytes"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
+        .def_prop_ro("any_shares", [](const Instance& in) { return in.limits.any_shares; })
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 

@@ -11,7 +11,7 @@
 
 namespace pipeplan {
 
-enum ChainKind : int { kForward = 0, kBackward = 1, kWeight = 2 };
+enum ChainKind : int { kChainForward = 0, kChainBackward = 1, kChainWeight = 2 };
 constexpr int kNumChainKinds = 3;
 constexpr int kMostPositions = 64;  // stages of a group
 

@@ -24,11 +24,10 @@ bool has(const std::vector<int>& devices, int device) {
 
 // What the stages of a group may hold at once, counted for a whole microbatch.
 double room_of(const Room& room, double state_bytes) {
-    const auto left = [&](double bytes, double share) {
-        return bytes == kInfinity ? kInfinity
-                                  : (bytes * (1 + kMemoryRounding) - state_bytes) / share;
-    };
-    return std::min(left(room.more_bytes, room.more_share), left(room.fewer_bytes, room.fewer_share));
+    double least = kInfinity;
+    for (const Holding& holding : room)
+        least = std::min(least, (holding.bytes * (1 + kMemoryRounding) - state_bytes) / holding.share);
+    return least;
 }
 
 }  // namespace
@@ -105,7 +104,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
         state_bytes[g] += model.state_factor(static_cast<int>(plan.devices[g].size())) * parameters;
         if (p + 1 == P || plan.group[p + 1] == g) continue;
         ChannelCosts channel;
-        if (!cost_channel(in, end, plan.devices[g], plan.devices[plan.group[p + 1]], channel))
+        if (!cost_channel(in, end, {plan.devices[g]}, {plan.devices[plan.group[p + 1]]}, channel))
             return false;
         chain.there_ms[p] = channel.there, chain.back_ms[p] = channel.back;
     }

@@ -211,10 +211,10 @@ ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& 
         const int p = stages_[k];
         const int i = num_backward_[p], j = num_forward_[p], w = num_weight_[p];
         if (i < M && backward_there_ms_[p * M + i] < kInfinity)
-            consider(backward_there_ms_[p * M + i], chain.backward_ms[p], p, kBackward, i);
-        if (chain.is_split[p] && w < i) consider(free, chain.weight_ms[p], p, kWeight, w);
+            consider(backward_there_ms_[p * M + i], chain.backward_ms[p], p, kChainBackward, i);
+        if (chain.is_split[p] && w < i) consider(free, chain.weight_ms[p], p, kChainWeight, w);
         if (j < M && forward_there_ms_[p * M + j] < kInfinity && admits(p))
-            consider(forward_there_ms_[p * M + j], chain.forward_ms[p], p, kForward, j);
+            consider(forward_there_ms_[p * M + j], chain.forward_ms[p], p, kChainForward, j);
     }
     const double before = first_start + patience * (first_end - first_start);
     const Choice* best = nullptr;
@@ -231,13 +231,13 @@ ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& 
 int ChainScheduler::commit(int g, const Choice& choice) {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, M = chain.num_microbatches, p = choice.stage;
-    const double length = choice.kind == kForward    ? chain.forward_ms[p]
-                          : choice.kind == kBackward ? chain.backward_ms[p]
+    const double length = choice.kind == kChainForward    ? chain.forward_ms[p]
+                          : choice.kind == kChainBackward ? chain.backward_ms[p]
                                                      : chain.weight_ms[p];
     const double end = choice.start_ms + length;
     free_ms_[g] = end;
     int m = 0, touched = -1;
-    if (choice.kind == kForward) {
+    if (choice.kind == kChainForward) {
         m = num_forward_[p]++;
         used_bytes_[g] += reserved_[p];
         if (p + 1 == P) {
@@ -251,7 +251,7 @@ int ChainScheduler::commit(int g, const Choice& choice) {
             }
             forward_there_ms_[(p + 1) * M + m] = there;
         }
-    } else if (choice.kind == kBackward) {
+    } else if (choice.kind == kChainBackward) {
         m = num_backward_[p]++;
         used_bytes_[g] += (chain.is_split[p] ? chain.kept_bytes[p] : 0.0) - reserved_[p];
         last_end_ms_[p] = end;
@@ -380,18 +380,18 @@ void ChainScheduler::round_keys(double slack, std::vector<double>& keys) const {
     double way = 0.0;
     for (int p = 0; p < P; ++p) {
         const double start = place(chain.group[p], way, chain.forward_ms[p]);
-        put(p, kForward, start);
+        put(p, kChainForward, start);
         way = start + chain.forward_ms[p] + (p + 1 < P ? chain.there_ms[p] : 0.0);
     }
     std::vector<double> ready(P);
     for (int p = P - 1; p >= 0; --p) {
         if (p + 1 < P) way += chain.back_ms[p];
         const double start = place(chain.group[p], way, chain.backward_ms[p]);
-        put(p, kBackward, start);
+        put(p, kChainBackward, start);
         way = ready[p] = start + chain.backward_ms[p];
     }
     for (int p = P - 1; p >= 0; --p)
-        put(p, kWeight, chain.is_split[p] ? place(chain.group[p], ready[p], chain.weight_ms[p]) : ready[p]);
+        put(p, kChainWeight, chain.is_split[p] ? place(chain.group[p], ready[p], chain.weight_ms[p]) : ready[p]);
 }
 
 void ChainScheduler::latest_starts(std::vector<double>& keys) {
@@ -418,15 +418,15 @@ void ChainScheduler::latest_starts(std::vector<double>& keys) {
             channel_next[channel] = std::min(channel_next[channel], needed) - ms;
             end = std::min(end, channel_next[channel]);
         };
-        if (kind == kForward) {
+        if (kind == kChainForward) {
             length = chain.forward_ms[p];
-            if (p + 1 == P) end = std::min(end, keys[chain_block(chain, p, kBackward, m)]);
-            else send(channel_there_[p], chain.there_ms[p], keys[chain_block(chain, p + 1, kForward, m)]);
+            if (p + 1 == P) end = std::min(end, keys[chain_block(chain, p, kChainBackward, m)]);
+            else send(channel_there_[p], chain.there_ms[p], keys[chain_block(chain, p + 1, kChainForward, m)]);
         } else {
-            if (kind == kBackward) {
+            if (kind == kChainBackward) {
                 length = chain.backward_ms[p];
-                if (chain.is_split[p]) end = std::min(end, keys[chain_block(chain, p, kWeight, m)]);
-                if (p > 0) send(channel_back_[p - 1], chain.back_ms[p - 1], keys[chain_block(chain, p - 1, kBackward, m)]);
+                if (chain.is_split[p]) end = std::min(end, keys[chain_block(chain, p, kChainWeight, m)]);
+                if (p > 0) send(channel_back_[p - 1], chain.back_ms[p - 1], keys[chain_block(chain, p - 1, kChainBackward, m)]);
             }
             if (is_last[p] && chain.reduce_ms[p] > 0) {
                 ring_next[g] -= chain.reduce_ms[p];
@@ -445,7 +445,7 @@ void ChainScheduler::windows(const ChainSettings& settings, std::vector<int>& mo
     if (settings.window <= 0) return;
     for (int p = 0; p < P; ++p) {
         const double way = settings.ratio < 0
-                               ? keys_[chain_block(chain, p, kWeight, 0)] - keys_[chain_block(chain, p, kForward, 0)]
+                               ? keys_[chain_block(chain, p, kChainWeight, 0)] - keys_[chain_block(chain, p, kChainForward, 0)]
                                : way_backward_[p] + chain.backward_ms[p] - way_forward_[p];
         const double rounds = settings.window * (way + chain.weight_ms[p]) / round_ms_ + settings.extra;
         most.push_back(rounds < M ? std::max(1, static_cast<int>(std::ceil(rounds - 1e-6))) : M);

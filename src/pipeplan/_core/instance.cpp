@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -140,6 +142,41 @@ double Pairs::least_between(const std::vector<int>& senders,
     return least;
 }
 
+// The largest share on each host that has any, largest first.
+std::vector<std::pair<double, int>> Pairs::largest_by_host(const std::vector<int>& devices,
+                                                           const std::vector<double>& shares) const {
+    std::vector<std::pair<int, double>> by_host;
+    for (std::size_t i = 0; i < devices.size(); ++i)
+        by_host.push_back({host_of_[devices[i]], -shares[i]});
+    std::sort(by_host.begin(), by_host.end());
+    std::vector<std::pair<double, int>> result;
+    for (std::size_t i = 0; i < by_host.size(); ++i)
+        if (i == 0 || by_host[i].first != by_host[i - 1].first)
+            result.push_back({-by_host[i].second, by_host[i].first});
+    std::sort(result.begin(), result.end(), std::greater<std::pair<double, int>>());
+    return result;
+}
+
+double Pairs::longest_between(const std::vector<int>& senders, const std::vector<double>& shares,
+                              const std::vector<int>& receivers,
+                              const std::vector<double>& next_shares) const {
+    const auto from = largest_by_host(senders, shares), to = largest_by_host(receivers, next_shares);
+    const auto ms = [](double part, double rate) {
+        return rate > 0 ? part / rate : std::numeric_limits<double>::infinity();
+    };
+    double longest = 0.0;
+    // The largest two of each side have among them the largest pair of different hosts.
+    for (std::size_t a = 0; a < std::min<std::size_t>(2, from.size()); ++a)
+        for (std::size_t b = 0; b < std::min<std::size_t>(2, to.size()); ++b)
+            if (from[a].second != to[b].second)
+                longest = std::max(longest, ms(from[a].first * to[b].first, between_));
+    std::vector<double> to_of(size_, 0.0);
+    for (const auto& [share, host] : to) to_of[host] = share;
+    for (const auto& [share, host] : from)
+        if (to_of[host] > 0) longest = std::max(longest, ms(share * to_of[host], data_[host]));
+    return longest;
+}
+
 Pairs Pairs::on_devices(const std::vector<int>& order) const {
     if (!is_full_) {
         Pairs result = *this;
@@ -211,12 +248,20 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
                     half_duplex, num_microbatches, microbatch_size, max_replicas, std::move(mine));
 }
 
-std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_memory) const {
-    const int k = static_cast<int>(devices.size());
-    if (shares_evenly(k)) return std::vector<double>(k, 1.0 / k);
-    const double samples = microbatch_size;
-    std::vector<int> order(k);
-    for (int i = 0; i < k; ++i) order[i] = i;
+bool Instance::has_many_speeds() const {
+    return std::any_of(speed.begin(), speed.end(), [&](double s) { return s != speed[0]; });
+}
+
+bool Instance::has_many_speeds(const std::vector<int>& devices) const {
+    return std::any_of(devices.begin(), devices.end(),
+                       [&](int u) { return speed[u] != speed[devices[0]]; });
+}
+
+// The places of these devices, the fastest one first, among equally fast ones that with the most memory;
+// with `by_memory` the other way round.
+std::vector<int> Instance::ranked(const std::vector<int>& devices, bool by_memory) const {
+    std::vector<int> order(devices.size());
+    std::iota(order.begin(), order.end(), 0);
     const auto memory = [&](int i) { return has_memory() ? limits.memory_bytes[devices[i]] : 0.0; };
     std::sort(order.begin(), order.end(), [&](int a, int b) {
         const double faster = speed[devices[a]] - speed[devices[b]];
@@ -226,6 +271,36 @@ std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_me
         if (has_more || has_less) return has_more;
         return devices[a] < devices[b];
     });
+    return order;
+}
+
+// Empty if a share would be too small for files.
+std::vector<double> Instance::shares_by_speed(const std::vector<int>& devices) const {
+    const std::vector<int> order = ranked(devices, false);
+    std::vector<double> speeds, result(devices.size());
+    double sum = 0.0;
+    for (int i : order) speeds.push_back(speed[devices[i]]), sum += speeds.back();
+    if (limits.whole_samples) {
+        const std::vector<int> samples = samples_by_speed(speeds, microbatch_size);
+        for (std::size_t k = 0; k < order.size(); ++k)
+            result[order[k]] = samples[k] / static_cast<double>(microbatch_size);
+    } else {
+        for (std::size_t k = 0; k < order.size(); ++k) result[order[k]] = speeds[k] / sum;
+    }
+    const double least = *std::min_element(result.begin(), result.end());
+    return least < kLeastShare ? std::vector<double>() : result;
+}
+
+std::vector<double> Instance::shares(const std::vector<int>& devices, Split split) const {
+    const int k = static_cast<int>(devices.size());
+    const bool has_samples = !limits.whole_samples || k <= microbatch_size;
+    if (split == Split::kBySpeed && has_samples) {
+        std::vector<double> by_speed = shares_by_speed(devices);
+        if (!by_speed.empty()) return by_speed;
+    }
+    if (shares_evenly(k)) return std::vector<double>(k, 1.0 / k);
+    const double samples = microbatch_size;
+    const std::vector<int> order = ranked(devices, split == Split::kByMemory);
     std::vector<double> result(k, (microbatch_size / k) / samples);
     for (int i = 0; i < microbatch_size % k; ++i) result[order[i]] = (microbatch_size / k + 1) / samples;
     return result;

@@ -14,7 +14,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr int kLargestKnown = 3, kPrices = 64, kMostClasses = 8, kMaxLevels = 1024;
+constexpr int kLargestKnown = 3, kPrices = 64, kFairPrices = 97, kMostClasses = 8, kMaxLevels = 1024;
 constexpr double kFirstRise = 1.01, kFasterRise = 1.01;
 
 // How many sets of devices there are with at most so many.
@@ -37,7 +37,9 @@ ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, doubl
     if (in.limits.has_constraints()) return result;
     const bool equal = std::equal(in.speed.begin() + 1, in.speed.end(), in.speed.begin());
     const DeviceBudget prices =
-        DeviceBudget::by_price(in.speed, equal ? in.num_devices : kPrices, kMostClasses);
+        in.limits.any_shares
+            ? DeviceBudget::by_fair_price(in.speed, kFairPrices)
+            : DeviceBudget::by_price(in.speed, equal ? in.num_devices : kPrices, kMostClasses);
     int largest = std::min(kLargestKnown, in.num_devices);
     const auto steps = [&] {
         const double sets = num_sets(in.num_devices, largest);

@@ -2,6 +2,8 @@
 // links between sizes, and which devices each way uses up.
 #pragma once
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "best_links.hpp"
@@ -25,6 +27,7 @@ struct Choice {
     double rate;           // no such stage computes in less than its work times this
     Ring ring;
     Room room;             // no such stage has more
+    DeviceBudget::Crew crew = {};  // where shares may be any: instead of demands
 };
 
 struct Step {
@@ -39,8 +42,12 @@ class RelaxedTables {
     RelaxedTables(const Instance& in, const std::vector<int>& buckets, const BestLinks& best,
                   const DeviceBudget& budget, bool every_size)
         : in_(in), budget_(budget), samples_(in.microbatch_size), latency_ms_(least_latency_ms(in)) {
-        for (std::size_t k = 0; k < buckets.size(); ++k)
-            add_group(k ? buckets[k - 1] + 1 : 1, buckets[k], best, every_size);
+        for (std::size_t k = 0; k < buckets.size(); ++k) {
+            const int smallest = k ? buckets[k - 1] + 1 : 1;
+            if (in.limits.any_shares) groups_.push_back({smallest, buckets[k], group_shares(buckets[k])});
+            else add_group(smallest, buckets[k], best, every_size);
+        }
+        if (in.limits.any_shares) add_crews(best);
         tabulate_links(best);
         tabulate_channels();
         tabulate_steps();
@@ -60,8 +67,8 @@ class RelaxedTables {
         const Shares &mine = groups_[group].shares, &theirs = groups_[next].shares;
         const double least = mine.least * theirs.least, even = mine.even * theirs.even;
         const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-        return {link(group, next).transfer_ms(least * output, even * output),
-                link(next, group).transfer_ms(least * gradient, even * gradient)};
+        return {link(group, next).transfer_ms(least * output, even * output, output),
+                link(next, group).transfer_ms(least * gradient, even * gradient, gradient)};
     }
     // No channel at this cut takes less in either direction; nothing in front of the first layer.
     const ChannelCosts& least_channel(int cut) const { return least_channel_[cut]; }
@@ -121,7 +128,40 @@ class RelaxedTables {
         if (!in_.has_memory()) return {};
         const std::vector<double>& bytes = in_.limits.memory_bytes;
         const double most = *std::max_element(bytes.begin(), bytes.end());
-        return {more_share, most, fewer_share, most};
+        return {{more_share, most}, {fewer_share, most}};
+    }
+
+    // With any shares, for sets of up to this size.
+    Shares group_shares(int largest) const {
+        Shares shares = any_shares(in_, std::vector<double>(largest, 1.0));
+        if (!in_.limits.whole_samples) return shares;
+        shares.least = largest > 1 ? (1 - kShareRounding) / samples_ : 1.0;
+        return shares;
+    }
+
+    // With any shares, every crew that the devices could form.
+    void add_crews(const BestLinks& best) {
+        const int most = std::min(in_.num_devices, in_.max_replicas);
+        const double fastest = *std::max_element(in_.speed.begin(), in_.speed.end());
+        for (const DeviceBudget::Crew& crew : budget_.crews(most)) {
+            const Ring ring = make_ring(in_, crew.size, best.ring_rate(crew.size), latency_ms_);
+            if (!ring.connected) continue;
+            int group = 0;
+            while (groups_[group].largest < crew.size) ++group;
+            const Shares some = crew.speeds.empty() ? group_shares(crew.size) : any_shares(in_, crew.speeds);
+            const double rate = std::max({(1 - kShareRounding) / crew.speed, some.even / fastest,
+                                          crew.speeds.empty() ? 0.0 : some.compute_rate});
+            add_choice({group, {0, 0}, {0, 0}, rate, ring, pooled_room(crew.size, some.least), crew});
+        }
+    }
+
+    // As many devices with the most memory.
+    Room pooled_room(int size, double least_share) const {
+        if (!in_.has_memory()) return {};
+        std::vector<double> bytes = in_.limits.memory_bytes;
+        std::sort(bytes.begin(), bytes.end(), std::greater<double>());
+        const double all = std::accumulate(bytes.begin(), bytes.begin() + size, 0.0);
+        return {{1.0, all, size}, {least_share, bytes[0]}};
     }
 
     int fewest_samples(int size) const { return in_.microbatch_size / size; }
@@ -131,6 +171,7 @@ class RelaxedTables {
     }
 
     int use(int node, const Choice& choice) const {
+        if (choice.crew.size > 0) return budget_.take(node, choice.crew);
         // The pickier demand goes first; it leaves the slower devices.
         if (choice.second.count > 0) node = budget_.use(node, choice.second);
         return node < 0 ? -1 : budget_.use(node, choice.first);
@@ -148,6 +189,25 @@ class RelaxedTables {
                 set.insert(rate > 0 ? Link{latency_ms_, 1.0 / rate} : Link{kInfinity, 0.0});
                 if (best.best_rate() > 0) set.insert_best({latency_ms_, 1.0 / best.best_rate()});
                 links_.push_back(set);
+            }
+        }
+        if (in_.limits.any_shares) insert_whole_links(best);
+    }
+
+    // With any shares: all links between two groups of sizes together.
+    void insert_whole_links(const BestLinks& best) {
+        std::vector<std::vector<double>> sending, receiving;  // by the number of others
+        for (const SizeGroup& others : groups_) {
+            sending.push_back(best.summed_rates(others.largest, true));
+            receiving.push_back(best.summed_rates(others.largest, false));
+        }
+        for (int group = 0; group < num_groups(); ++group) {
+            for (int next = 0; next < num_groups(); ++next) {
+                const double rate = std::min(sending[next][groups_[group].largest],
+                                             receiving[group][groups_[next].largest]);
+                SummedLinks together;
+                if (rate > 0) together.insert({latency_ms_, 1.0 / rate});
+                links_[static_cast<std::size_t>(group) * num_groups() + next].insert_whole(together.link());
             }
         }
     }

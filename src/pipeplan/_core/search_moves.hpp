@@ -49,6 +49,7 @@ class Moves {
     bool make(SearchPlan& plan, Changes& changes) {
         plan_ = &plan, changes_ = &changes;
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
+        if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
         switch (random_.below(makes_large_moves_ ? 25 : 20)) {
             case 0: case 1: case 2: return shift_cut();
             case 3: case 4: return move_device();
@@ -261,6 +262,7 @@ class Moves {
         const int moved = 1 + random_.below(devices - 1);
         behind.first_layer = cut;
         behind.end_layer = stage(n).end_layer;
+        behind.mode = stage(n).mode & kBySpeed;
         stage(n).end_layer = cut;
         for (int k = 0; k < moved; ++k) behind.devices.push_back(take(n));
         plan_->insert(plan_->begin() + n + 1, std::move(behind));
@@ -319,14 +321,9 @@ class Moves {
 
     // Puts the cut behind stage n where the work of both stages fits their devices' speed.
     void balance(int n) {
-        const auto speed = [&](const SearchStage& stage) {
-            double slowest = kInfinity;
-            for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
-            return slowest * static_cast<double>(stage.devices.size());
-        };
         const auto work = [&](int layer) { return in_.forward_sum[layer] + in_.backward_sum[layer]; };
         const int first = stage(n).first_layer, end = stage(n + 1).end_layer;
-        const double before = speed(stage(n)), behind = speed(stage(n + 1));
+        const double before = joint_speed(in_, stage(n)), behind = joint_speed(in_, stage(n + 1));
         const double target = work(first) + (work(end) - work(first)) * before / (before + behind);
         int cut = first + 1;
         while (cut < end - 1 && work(cut) < target) ++cut;
@@ -354,6 +351,15 @@ class Moves {
         const int n = any_stage();
         stage(n).mode ^= kRecomputes;
         forget_costs(n);
+        return true;
+    }
+
+    // The devices share microbatches by their speed instead of evenly, or the other way round.
+    bool flip_split() {
+        const int n = any_stage();
+        if (!in_.has_many_speeds(stage(n).devices)) return false;
+        stage(n).mode ^= kBySpeed;
+        forget_around(n);
         return true;
     }
 

@@ -45,6 +45,13 @@ struct SearchStage {
 
 using SearchPlan = std::vector<SearchStage>;
 
+// How fast the devices of a stage are together: no stage of theirs is faster.
+inline double joint_speed(const Instance& in, const SearchStage& stage) {
+    double slowest = kInfinity, sum = 0.0;
+    for (int u : stage.devices) slowest = std::min(slowest, in.speed[u]), sum += in.speed[u];
+    return stage.mode & kBySpeed ? sum : slowest * static_cast<double>(stage.devices.size());
+}
+
 inline SearchPlan from_placed(const PlacedPlan& placed) {
     SearchPlan plan;
     int first = 0;
@@ -84,11 +91,16 @@ class SearchCosts {
         for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
         return slowest;
     }
+    Split split_of(const SearchStage& stage) const {
+        const bool by_speed = stage.mode & kBySpeed && can_share_by_speed(in_, stage.devices);
+        return by_speed ? Split::kBySpeed : Split::kEven;
+    }
     // About how long a microbatch keeps the stage busy; without a look at links.
     double work_ms(const SearchStage& stage) const {
         const auto until = [&](int l) { return in_.forward_sum[l] + in_.backward_sum[l]; };
-        return (until(stage.end_layer) - until(stage.first_layer)) /
-               (static_cast<double>(stage.devices.size()) * slowest_speed(stage));
+        const double speed = has_one_speed_ ? in_.speed[0] * static_cast<double>(stage.devices.size())
+                                            : joint_speed(in_, stage);
+        return (until(stage.end_layer) - until(stage.first_layer)) / speed;
     }
     // False where a path is missing. Adds the pairs of devices that were looked at to `num_pairs`.
     bool fill_stage(SearchStage& stage, double& num_pairs) const {
@@ -124,9 +136,10 @@ class SearchCosts {
     bool find_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());
         const int k_behind = static_cast<int>(behind.devices.size());
-        if (!keeps_links_ || !in_.shares_evenly(k) || !in_.shares_evenly(k_behind)) {
+        const ChannelEnd here{stage.devices, split_of(stage)}, there{behind.devices, split_of(behind)};
+        if (!keeps_links_ || !here.is_even(in_) || !there.is_even(in_)) {
             num_pairs += static_cast<double>(k) * k_behind;
-            return cost_channel(in_, stage.end_layer, stage.devices, behind.devices, stage.channel);
+            return cost_channel(in_, stage.end_layer, here, there, stage.channel);
         }
         SlowestBetween& next = stage.next;
         const auto look = [&](int from_here, int to_here, int from_there, int to_there) {
@@ -163,13 +176,14 @@ class SearchCosts {
         };
         const bool fits = in_mode(stage.mode, stage.costs);
         if (!in_.has_memory() || !in_.limits.may_recompute) return fits;
-        if (stage.mode == kKeeps) {
+        if (!(stage.mode & kRecomputes)) {
             if (fits) return true;
-            stage.mode = kRecomputes;
+            stage.mode |= kRecomputes;
             return in_mode(stage.mode, stage.costs);
         }
         StageCosts kept;
-        if (in_mode(kKeeps, kept) && kept.cap == kNoCap) stage.mode = kKeeps, stage.costs = kept;
+        const int keeping = stage.mode & ~kRecomputes;
+        if (in_mode(keeping, kept) && kept.cap == kNoCap) stage.mode = keeping, stage.costs = kept;
         return fits;
     }
 

@@ -32,7 +32,7 @@ class SetTopology {
     bool may_end(int node) const { return node == 0; }
     int attach(int node, int option) const { return option == 0 ? -1 : sum_[pair(node, option)]; }
     int detach(int node, int option) const { return difference_[pair(node, option)]; }
-    DeviceSet set(int, int option) const { return device_sets_[option]; }
+    const DeviceSet& set(int, int option) const { return device_sets_[option]; }
     void enter(int) {}
     LinkPair links(int, int option, int next) const {
         return {&links_[pair(option, next)], &links_[pair(next, option)]};
@@ -135,23 +135,26 @@ class SetTopology {
 
     LinkSet links_between(const Counts& senders, const Counts& receivers) const {
         LinkSet links;
+        SummedLinks together;
         for (std::size_t c = 0; c < senders.size(); ++c) {
             for (std::size_t d = 0; d < receivers.size(); ++d) {
                 if (!senders[c] || !receivers[d]) continue;
                 const auto [u, v] = representatives(c, d);
                 links.insert(link_between(in_, u, v));
+                together.insert(link_between(in_, u, v), senders[c] * receivers[d]);
             }
         }
+        if (in_.limits.any_shares) links.insert_whole(together.link());
         return links;
     }
 
-    // The speed of the k-th fastest device.
-    double kth_fastest(const Counts& counts, int k) const {
+    // Fastest first.
+    std::vector<double> speeds_of(const Counts& counts) const {
         std::vector<double> speeds;
         for (std::size_t c = 0; c < counts.size(); ++c)
             speeds.insert(speeds.end(), counts[c], in_.speed[members_[c][0]]);
         std::sort(speeds.begin(), speeds.end(), std::greater<double>());
-        return speeds[k - 1];
+        return speeds;
     }
 
     DeviceSet device_set(const Counts& counts) const {
@@ -168,8 +171,13 @@ class SetTopology {
             }
         }
         if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}, {}};
+        const std::vector<double> speeds = speeds_of(counts);
+        if (in_.limits.any_shares) {
+            const Shares shares = any_shares(in_, speeds);
+            return {k, shares, make_ring(in_, k, slowest, latency_ms), pooled_room(counts, shares)};
+        }
         const int more = num_with_more_samples(in_, k);
-        const double slowest_of_more = more ? kth_fastest(counts, more) : speed;
+        const double slowest_of_more = more ? speeds[more - 1] : speed;
         const Shares shares = whole_or_even_shares(in_, k, speed, slowest_of_more);
         return {k,
                 shares,
@@ -182,15 +190,29 @@ class SetTopology {
     // At best: the devices with a sample more may be those with the most memory.
     Room room_of(const Counts& counts, const Shares& shares) const {
         if (!in_.has_memory()) return {};
-        Room room{shares.even, 0.0, shares.least, kInfinity};
-        for (std::size_t c = 0; c < counts.size(); ++c) {
-            if (!counts[c]) continue;
-            const double bytes = in_.limits.memory_bytes[members_[c][0]];
-            room.more_bytes = std::max(room.more_bytes, bytes);
-            room.fewer_bytes = std::min(room.fewer_bytes, bytes);
-        }
-        if (shares.least == shares.even) room.more_bytes = room.fewer_bytes;
-        return room;
+        double most = 0.0, least = kInfinity;
+        for_memories(counts, [&](double bytes, int) {
+            most = std::max(most, bytes), least = std::min(least, bytes);
+        });
+        if (shares.least == shares.even) return {{shares.even, least}};
+        return {{shares.even, most}, {shares.least, least}};
+    }
+
+    // With any shares: all devices together hold a microbatch, and each the least share of it.
+    Room pooled_room(const Counts& counts, const Shares& shares) const {
+        if (!in_.has_memory()) return {};
+        Holding all{1.0, 0.0, 0}, one{shares.least, kInfinity};
+        for_memories(counts, [&](double bytes, int count) {
+            all.bytes += count * bytes, all.num_devices += count;
+            one.bytes = std::min(one.bytes, bytes);
+        });
+        return {all, one};
+    }
+
+    template <class Visit>
+    void for_memories(const Counts& counts, const Visit& visit) const {
+        for (std::size_t c = 0; c < counts.size(); ++c)
+            if (counts[c]) visit(in_.limits.memory_bytes[members_[c][0]], counts[c]);
     }
 
     const Instance& in_;

@@ -13,6 +13,7 @@ from pipeplan.commands.import_files import import_command
 from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
 from pipeplan.commands.report import plot_command, report_command, trace_command
+from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
 from pipeplan.commands.sweep import sweep_command
 from pipeplan.commands.whatif import whatif_command
@@ -73,6 +74,11 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
     ),
     (plot_command, "Draw a plan as SVG or PNG.", ("plot bert.plan.json -o bert.svg",)),
     (report_command, "Write a plan as an HTML page.", ("report bert.plan.json -o bert.html",)),
+    (
+        schema_command,
+        "Print the JSON Schema of a format.",
+        ("schema cluster > cluster.schema.json",),
+    ),
     (simulate_command, "Show a plan's timeline.", ("simulate bert.plan.json --json",)),
     (sweep_command, "Plan a grid of cases, resumable.", ("sweep cases.yaml -o results.csv",)),
     (trace_command, "Write a trace for Perfetto.", ("trace bert.plan.json -o trace.json",)),

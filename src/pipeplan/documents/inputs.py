@@ -11,7 +11,14 @@ from pipeplan.errors import ClusterError, InputError
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.shared_links import SharedLink, Uplinks
 
-__all__ = ["cluster_document", "fields_of", "model_document", "parse_cluster", "parse_model"]
+__all__ = [
+    "Shorthand",
+    "cluster_document",
+    "fields_of",
+    "model_document",
+    "parse_cluster",
+    "parse_model",
+]
 
 MODEL_FORMAT = "pipeplan.model/1"
 
@@ -99,7 +106,7 @@ def parse_cluster(document: Any) -> Cluster:
         for name in ("devices", "bandwidth_gb_per_s"):
             if name in fields:
                 raise ClusterError(f"{name}: stands beside hosts, its shorthand; keep one of them")
-        short = convert(fields, _Shorthand)
+        short = convert(fields, Shorthand)
         cluster = expand_hosts(
             short.name,
             short.hosts,
@@ -114,7 +121,7 @@ def parse_cluster(document: Any) -> Cluster:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Shorthand:
+class Shorthand:
     """A cluster file in shorthand."""
 
     name: str

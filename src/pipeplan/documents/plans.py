@@ -31,7 +31,7 @@ from pipeplan.pipeline import (
 from pipeplan.profile import ModelProfile
 from pipeplan.validation import MAX_BLOCKS, MICROBATCHES, require_count, require_plan_size
 
-__all__ = ["parse_plan", "plan_document"]
+__all__ = ["PlanFile", "parse_plan", "plan_document"]
 
 PLAN_FORMAT = "pipeplan.plan/1"
 FAMILIES_FORMAT = "pipeplan.plan/2"
@@ -151,7 +151,7 @@ def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _StageFile:
+class StageFile:
     layers: tuple[int, int]
     devices: tuple[str, ...]
     shares: tuple[float, ...] | None = None
@@ -160,7 +160,7 @@ class _StageFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _PredictedFile:
+class PredictedFile:
     iteration_ms: float
     bubble_fraction: float
     peak_memory_gb: dict[str, float]
@@ -171,16 +171,16 @@ class _PredictedFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanFile:
+class PlanFile:
     """A plan file; its two inputs and its schedule have readers of their own."""
 
     model: Any
     cluster: Any
     microbatches: int
-    stages: tuple[_StageFile, ...]
+    stages: tuple[StageFile, ...]
     schedule: Any
     planner: str
-    predicted: _PredictedFile | None = None
+    predicted: PredictedFile | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
     version: str = ""
@@ -192,7 +192,7 @@ def parse_plan(document: Any) -> Plan:
     fields = fields_of(document, PLAN_FORMAT, FAMILIES_FORMAT)
     if document["format"] == PLAN_FORMAT:
         _require_version_1(fields)
-    file = convert(fields, _PlanFile, may_be_null=NULLABLE)
+    file = convert(fields, PlanFile, may_be_null=NULLABLE)
     model = _within("model", parse_model, file.model)
     cluster = _within("cluster", parse_cluster, file.cluster)
     require_count(PlanFileError, "microbatches", file.microbatches, MICROBATCHES)
@@ -242,7 +242,7 @@ def _require_version_1(fields: dict[str, Any]) -> None:
         )
 
 
-def _require_groups(stages: tuple[_StageFile, ...]) -> None:
+def _require_groups(stages: tuple[StageFile, ...]) -> None:
     """Refuse stages that have some devices in common, but not all."""
     stage_of: dict[str, int] = {}
     for index, stage in enumerate(stages):
@@ -265,7 +265,7 @@ def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
 
 
 def _parse_stage(
-    file: _StageFile, path: str, model: ModelProfile, index_of: dict[str, int]
+    file: StageFile, path: str, model: ModelProfile, index_of: dict[str, int]
 ) -> Stage:
     first, end = file.layers
     if not 0 <= first < end <= model.num_layers:
@@ -298,7 +298,7 @@ def _parse_stage(
         raise PlanFileError(f"{path}.{problem}") from None
 
 
-def _parse_predicted(file: _PredictedFile) -> Prediction:
+def _parse_predicted(file: PredictedFile) -> Prediction:
     bound = None
     try:
         if file.lower_bound_ms is not None and file.bound_scope is not None:

@@ -72,6 +72,7 @@ def _scaled_layer(layer: LayerProfile, factor: float) -> LayerProfile:
         gradient_bytes=layer.gradient_bytes * factor,
         activation_bytes=layer.activation_bytes * factor,
         weight_grad_ms=None if weight_grad_ms is None else weight_grad_ms * factor,
+        weight_grad_bytes=layer.weight_grad_bytes * factor,
     )
 
 

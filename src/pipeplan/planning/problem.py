@@ -49,6 +49,11 @@ class Problem:
         has_limits = any(device.memory_gb is not None for device in self.cluster.devices)
         return self.limits.memory and has_limits
 
+    @property
+    def any_shares(self) -> bool:
+        """Whether shares may follow speed, so that bounds have to speak of all shares."""
+        return self.limits.shares and len(set(self.cost.speed_D.tolist())) > 1
+
     def within_samples(self) -> "Problem":
         """The same problem; no stage may have more devices than the limits allow."""
         if not self.limits.whole_samples:
@@ -83,6 +88,7 @@ class Problem:
                 max_stages=self._max_stages,
                 first_device=-1 if limits.first_on is None else limits.first_on,
                 last_device=-1 if limits.last_on is None else limits.last_on,
+                any_shares=self.any_shares,
             ),
         )
 

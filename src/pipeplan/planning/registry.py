@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
 from pipeplan.planning.group_order import require_weight_gradients
-from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.chains import plan_chains
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
@@ -35,11 +35,11 @@ def _plan_best_from_published(problem: Problem) -> Draft:
     by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
     starts = by_stage if names is None else names
     if not problem.options.uses_families:
-        return plan_best(problem, (BASELINES[name](problem) for name in starts))
+        return plan_best_shares(problem, (BASELINES[name](problem) for name in starts))
     if problem.options.split_backward:
         require_weight_gradients(problem, "split_backward")
     try:
-        one_stage = plan_best(problem, (BASELINES[name](problem) for name in starts))
+        one_stage = plan_best_shares(problem, (BASELINES[name](problem) for name in starts))
     except InfeasibleError as error:
         draft = plan_chains(problem, None, map(BASELINES.__getitem__, GROUP_BASELINES))
         if draft is None:

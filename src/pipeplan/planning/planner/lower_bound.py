@@ -1,7 +1,7 @@
 """How fast any plan at all could be: the certificate that comes with a plan.
 
-Four bounds, each valid for every plan with even shares and without recomputation
-(docs/theory.md has the proofs):
+Four bounds (docs/theory.md has the proofs). Where all devices are equally fast, each is valid for
+every plan with even shares and without recomputation; where speeds differ, for every plan:
 
 - exact-sets: the least fixed-plan bound over all cuts and all sets of devices
   (`_core/plan_on_sets.cpp`), up to where its states can be counted; then single plans are
@@ -47,7 +47,7 @@ def certificate(problem: Problem, bound_ms: float, iteration_ms: float) -> Bound
     lower_bound_ms = min(bound_ms, iteration_ms) - num_terms * INSTANT_MS
     return Bound(
         lower_bound_ms=max(0.0, lower_bound_ms),
-        scope=BoundScope.EVEN_SHARES,
+        scope=BoundScope.ANY if problem.any_shares else BoundScope.EVEN_SHARES,
         limits=_bound_limits(problem),
     )
 
