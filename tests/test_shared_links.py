@@ -14,7 +14,8 @@ from pipeplan.documents.inputs import cluster_document, parse_cluster
 from pipeplan.documents.json_text import parse_json, to_json
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan, Schedule, Stage
-from pipeplan.plain_flows import _FlowReplay, longest_times, replay_flows
+from pipeplan.plain_flows import longest_times, replay_flows
+from pipeplan.plain_sharing import Sharing
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.report.analysis.items import make_items
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
@@ -137,10 +138,10 @@ def test_simulator_and_plain_replay_agree(count):
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_sharing_is_fair(count, monkeypatch):
     """No link above its capacity; who is below its limit uses a full link and is fastest there."""
-    share_links = _FlowReplay.share_links
+    share_links = Sharing.share_links
     sharings = 0
 
-    def judged(self: _FlowReplay) -> None:
+    def judged(self: Sharing) -> None:
         nonlocal sharings
         if not self.has_changed:
             return
@@ -161,7 +162,7 @@ def test_every_sharing_is_fair(count, monkeypatch):
                 for side in each.kind.sides
             )
 
-    monkeypatch.setattr(_FlowReplay, "share_links", judged)
+    monkeypatch.setattr(Sharing, "share_links", judged)
     for seed in range(count // 2):
         plan = random_plan(seed)
         replay_flows(plan, run_plan(plan)[0])

@@ -311,6 +311,7 @@ OPTIONAL = {"torch", "matplotlib", "numba"}
 MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
 CHECKER_MAY_IMPORT = {
     "bound_checks",
+    "cluster",
     "cost",
     "errors",
     "group_checks",

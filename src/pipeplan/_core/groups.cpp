@@ -133,11 +133,8 @@ double GroupTimer::operator()(const GroupCostsView& costs, const GroupOrders& or
     return trace.iteration_ms;
 }
 
-// A group sends over a channel in the order in which it computes, so the order alone decides. Each group
-// runs as far as its inputs are there; what it makes lets others go on. O(blocks).
-double GroupTimer::pass(const GroupCostsView& costs, const GroupOrders& orders) {
-    const int S = costs.num_stages, G = costs.num_groups;
-    const std::size_t M = costs.num_microbatches;
+void GroupTimer::begin(const GroupCostsView& costs, const GroupOrders& orders) {
+    const std::size_t M = costs.num_microbatches, G = costs.num_groups, S = costs.num_stages;
     input_ms_.assign(S * M, -1.0);
     gradient_ms_.assign(S * M, -1.0);
     std::fill_n(input_ms_.begin(), M, 0.0);
@@ -148,63 +145,76 @@ double GroupTimer::pass(const GroupCostsView& costs, const GroupOrders& orders) 
     next_.assign(orders.first, orders.first + G);
     is_listed_.assign(G, 1);
     groups_to_go_.resize(G);
-    for (int g = 0; g < G; ++g) groups_to_go_[g] = G - 1 - g;
+    for (std::size_t g = 0; g < G; ++g) groups_to_go_[g] = static_cast<int>(G - 1 - g);
+}
+
+// A group sends over a channel in the order in which it computes, so the order alone decides. Each group
+// runs as far as its inputs are there; what it makes lets others go on. O(blocks).
+double GroupTimer::pass(const GroupCostsView& costs, const GroupOrders& orders) {
+    begin(costs, orders);
     double latest_ms = 0.0;
-    std::size_t num_left = orders.first[G];
+    std::size_t num_left = orders.first[costs.num_groups];
     while (!groups_to_go_.empty()) {
         const int g = groups_to_go_.back();
         groups_to_go_.pop_back();
         is_listed_[g] = 0;
-        double now_ms = free_ms_[g];
-        // The result of a block is there for a stage's microbatch, at once or after its transfer.
-        const auto deliver = [&](std::vector<double>& there_ms, std::size_t to, int sent, int stage) {
-            const int channel = costs.channel_of[sent];
-            if (channel < 0) {
-                there_ms[to] = now_ms;
-                return;
-            }
-            double& free_ms = channel_free_ms_[channel];
-            free_ms = std::max(now_ms, free_ms) + costs.send_ms[sent];
-            there_ms[to] = free_ms;
-            const int h = costs.group_of[stage];
-            if (is_listed_[h]) return;
-            is_listed_[h] = 1;
-            groups_to_go_.push_back(h);
-        };
-        std::size_t k = next_[g];
-        for (const std::size_t end = orders.first[g + 1]; k < end; ++k) {
-            const GroupCode code = orders.codes[k];
-            const int n = stage_of(code), kind = kind_of(code);
-            const std::size_t at = n * M + microbatch_of(code);
-            if (kind != kWeightGradient) {  // that one follows its I in the same group
-                const double there_ms = (kind == kForward ? input_ms_ : gradient_ms_)[at];
-                if (there_ms < 0) break;
-                now_ms = std::max(now_ms, there_ms);
-            }
-            const double start_ms = now_ms, length_ms = costs.length_ms[4 * n + kind];
-            now_ms += length_ms;
-            if (kind == kForward) {
-                if (n == S - 1) gradient_ms_[at] = now_ms;
-                else deliver(input_ms_, at + M, 2 * n, n + 1);
-                continue;
-            }
-            if (kind != kWeightGradient && n > 0) deliver(gradient_ms_, at - M, 2 * n - 1, n - 1);
-            if (kind == kInputGradient || ++num_closed_[n] < static_cast<int>(M)) continue;
-            const int p = costs.num_parts[n];
-            const double first_ms = kind == kBackward ? costs.recompute_ms[n] : 0.0;
-            for (int j = 1; j <= p; ++j) {
-                const double ready_ms =
-                    j == p ? now_ms : start_ms + first_ms + (length_ms - first_ms) * j / p;
-                double& free_ms = ring_free_ms_[g];
-                free_ms = std::max(ready_ms, free_ms) + costs.send_ms[2 * (S - 1) + n];
-            }
-        }
-        num_left -= k - next_[g];
-        next_[g] = k;
-        free_ms_[g] = now_ms;
-        latest_ms = std::max({latest_ms, now_ms, ring_free_ms_[g]});
+        num_left -= run_group(costs, orders, g);
+        latest_ms = std::max({latest_ms, free_ms_[g], ring_free_ms_[g]});
     }
     return num_left == 0 ? latest_ms : std::numeric_limits<double>::infinity();
+}
+
+// Runs a group's blocks until one has no input yet. Returns how many it ran.
+std::size_t GroupTimer::run_group(const GroupCostsView& costs, const GroupOrders& orders, int g) {
+    const int S = costs.num_stages;
+    const std::size_t M = costs.num_microbatches, begun = next_[g];
+    double now_ms = free_ms_[g];
+    std::size_t k = begun;
+    for (const std::size_t end = orders.first[g + 1]; k < end; ++k) {
+        const GroupCode code = orders.codes[k];
+        const int n = stage_of(code), kind = kind_of(code);
+        const std::size_t at = n * M + microbatch_of(code);
+        if (kind != kWeightGradient) {  // that one follows its I in the same group
+            const double there_ms = (kind == kForward ? input_ms_ : gradient_ms_)[at];
+            if (there_ms < 0) break;
+            now_ms = std::max(now_ms, there_ms);
+        }
+        const double start_ms = now_ms;
+        now_ms += costs.length_ms[kNumBlockKinds * n + kind];
+        if (kind == kForward) {
+            if (n == S - 1) gradient_ms_[at] = now_ms;
+            else input_ms_[at + M] = deliver(costs, 2 * n, n + 1, now_ms);
+            continue;
+        }
+        if (kind != kWeightGradient && n > 0)
+            gradient_ms_[at - M] = deliver(costs, 2 * n - 1, n - 1, now_ms);
+        if (kind == kInputGradient || ++num_closed_[n] < static_cast<int>(M)) continue;
+        const double before_ms = kind == kBackward ? costs.recompute_ms[n] : 0.0;
+        const double gradients_ms = start_ms + before_ms;  // from then on they come
+        for (int j = 1; j <= costs.num_parts[n]; ++j) {
+            const double part = static_cast<double>(j) / costs.num_parts[n];
+            const double ready_ms = gradients_ms + part * (now_ms - gradients_ms);
+            ring_free_ms_[g] =
+                std::max(ready_ms, ring_free_ms_[g]) + costs.send_ms[2 * (S - 1) + n];
+        }
+    }
+    next_[g] = k;
+    free_ms_[g] = now_ms;
+    return k - begun;
+}
+
+// When the result of a block that ends now is there for another stage, at once or after its transfer.
+double GroupTimer::deliver(const GroupCostsView& costs, int sent, int stage, double now_ms) {
+    const int channel = costs.channel_of[sent];
+    if (channel < 0) return now_ms;
+    double& free_ms = channel_free_ms_[channel];
+    free_ms = std::max(now_ms, free_ms) + costs.send_ms[sent];
+    const int h = costs.group_of[stage];
+    if (!is_listed_[h]) {
+        is_listed_[h] = 1;
+        groups_to_go_.push_back(h);
+    }
+    return free_ms;
 }
 
 }  // namespace pipeplan

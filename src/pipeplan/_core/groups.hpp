@@ -102,6 +102,9 @@ class GroupTimer {
 
   private:
     double pass(const GroupCostsView& costs, const GroupOrders& orders);
+    void begin(const GroupCostsView& costs, const GroupOrders& orders);
+    std::size_t run_group(const GroupCostsView& costs, const GroupOrders& orders, int g);
+    double deliver(const GroupCostsView& costs, int sent, int stage, double now_ms);
     std::vector<double> input_ms_, gradient_ms_;  // [stages][microbatches], when they are there; < 0: not
     std::vector<double> free_ms_, ring_free_ms_;  // [groups]
     std::vector<double> channel_free_ms_;
