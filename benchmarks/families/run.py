@@ -185,7 +185,8 @@ def main() -> None:
     gains = [row.gain for row in rows]
     print(f"{len(rows)} instances, effort {given.effort:g}")
     print(
-        f"gain: mean {statistics.mean(gains):.2f} %, largest {max(gains):.1f} %, least {min(gains):.2f} %"
+        f"gain: mean {statistics.mean(gains):.2f} %, largest {max(gains):.1f} %,"
+        f" least {min(gains):.2f} %"
     )
     for microbatches in sorted({row.microbatches for row in rows}):
         mine = [row.gain for row in rows if row.microbatches == microbatches]

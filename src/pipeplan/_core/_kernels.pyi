@@ -364,11 +364,6 @@ class ChainPlan:
 def chain_bound(chain: Chain) -> float:
     """A time that no schedule of the chain beats."""
 
-def chain_settings_time(
-    chain: Chain, ratio: float, delay: float, window: float, extra: float, patience: float
-) -> float:
-    """The time of one list schedule."""
-
 def cost_chain(model: ChainModel, plan: ChainPlan) -> Chain | None:
     """The chain of a plan; None if a path is missing, memory is short or a limit is broken."""
 

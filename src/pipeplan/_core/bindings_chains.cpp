@@ -76,13 +76,6 @@ nb::object py_cost_chain(const ChainModel& model, const ChainPlan& plan) {
     return nb::cast(std::move(chain));
 }
 
-double py_settings_time(const Chain& chain, double ratio, double delay, double window, double extra,
-                        double patience) {
-    ChainScheduler scheduler;
-    scheduler.take(chain);
-    return scheduler.run(ChainSettings{ratio, delay, window, extra, patience});
-}
-
 nb::tuple py_schedule_chain(const Chain& chain, int num_runs, std::uint64_t seed,
                             double deadline) {
     require(num_runs >= 0 && num_runs <= kMostRuns, "num_runs: is not within 0..1e8");
@@ -135,8 +128,6 @@ void bind_chains(nb::module_& m) {
         .def_ro("end_layer", &ChainPlan::end_layer)
         .def_ro("is_split", &ChainPlan::is_split);
     m.def("chain_bound", &chain_bound, "chain"_a);
-    m.def("chain_settings_time", &py_settings_time, "chain"_a, "ratio"_a, "delay"_a, "window"_a,
-          "extra"_a, "patience"_a);
     m.def("cost_chain", &py_cost_chain, "model"_a, "plan"_a);
     m.def("schedule_chain", &py_schedule_chain, "chain"_a, "num_runs"_a, "seed"_a,
           "deadline"_a = kInfinity);

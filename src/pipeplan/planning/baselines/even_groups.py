@@ -59,7 +59,7 @@ def _even(problem: Problem, devices: "list[int] | tuple[int, ...]", schedule: st
     try:
         draft = in_group_order(problem, Draft(stages=stages, iteration_ms=0.0), schedule)
     except InputError as error:
-        raise InfeasibleError(f"{schedule}: {str(error).partition(': ')[2]}") from None
+        raise InfeasibleError(str(error).removeprefix("schedule: ")) from None
     costs = group_costs(problem.cost, stages)
     timeline = run_groups(costs, draft.orders, problem.num_microbatches)
     return Draft(stages=stages, orders=draft.orders, iteration_ms=timeline.iteration_ms)

@@ -24,7 +24,7 @@ from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.options import AUTO
 from pipeplan.planning.planner.chain_starts import chain_starts
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
-from pipeplan.planning.planner.placement import shared_stage
+from pipeplan.planning.planner.placement import stage_of_shares
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.validation import MAX_BLOCKS
 
@@ -134,8 +134,10 @@ class _ChainSearch:
                 self.offer(self._draft_of(plan, blocks))
 
     def _draft_of(self, plan: _core.ChainPlan, blocks: Sequence[int]) -> Draft:
+        # A group has the same shares in all its stages, whatever layers they have.
+        shares = [self.instance.shares(devices, 0, 1, 0) for devices in plan.devices]
         stages = tuple(
-            shared_stage(self.instance, range(first, end), plan.devices[group])
+            stage_of_shares(range(first, end), plan.devices[group], shares[group])
             for first, end, group in zip(
                 [0, *plan.end_layer[:-1]], plan.end_layer, plan.group, strict=True
             )
