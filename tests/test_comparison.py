@@ -87,7 +87,7 @@ class TestRows:
 
     def test_a_model_that_costs_nothing(self):
         comparison = compare(even_model(3, 0, 0), flat_cluster(2), 2, BASELINES)
-        rows = [row for row in comparison.rows if row.reason is None]
+        rows = [row for row in comparison.rows if row.infeasible_reason is None]
         assert len(rows) > 8
         assert all(row.speedup == 1.0 for row in rows)
         assert "grid" in rendered(comparison)
