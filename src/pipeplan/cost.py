@@ -135,6 +135,7 @@ class CostModel:
 
     def _take_layers(self, model: ModelProfile) -> None:
         self.model = model
+        self._flow_instance: _core.Instance | None = None
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -159,6 +160,12 @@ class CostModel:
         """The same costs, for planners that may give a stage so many devices."""
         other = copy.copy(self)
         other.max_replicas = max_replicas or self.cluster.num_devices
+        return other
+
+    def without_shared_links(self) -> "CostModel":
+        """The same costs as if every pair of devices had a link of its own."""
+        other = copy.copy(self)
+        other.contention = None
         return other
 
     def with_layers(self, instance: _core.Instance) -> _core.Instance:
@@ -272,8 +279,10 @@ class CostModel:
         )
 
     def _flows(self, stages: Sequence[Stage]) -> _core.PlanFlows:
+        if self._flow_instance is None:  # flows know nothing of microbatches and limits
+            self._flow_instance = self.kernel_instance(num_microbatches=1)
         return _core.PlanFlows(
-            instance=self.kernel_instance(num_microbatches=1),
+            instance=self._flow_instance,
             end_layer=[stage.layers.stop for stage in stages],
             devices=[list(stage.devices) for stage in stages],
             shares=[list(stage.device_shares) for stage in stages],

@@ -40,7 +40,10 @@ class SharedLinks:
         out_bytes_per_ms: Sequence[float],
         in_bytes_per_ms: Sequence[float],
         host_of: Sequence[int],
-    ) -> None: ...
+        out_latency_ms: Sequence[float] = ...,
+        in_latency_ms: Sequence[float] = ...,
+    ) -> None:
+        """Latencies are the least of any flow that uses a side of the link."""
 
 class PlanFlows:
     """What every transfer and all-reduce of a plan sends between which devices."""
@@ -53,6 +56,11 @@ class PlanFlows:
         devices: Sequence[Sequence[int]],
         shares: Sequence[Sequence[float]],
     ) -> None: ...
+    def groups(self) -> list[tuple[int, int, float, float, list[int]]]:
+        """Of equal flows: their transfer, number, limit (bytes per ms), bytes, sides of links.
+
+        Side 2l is what the members of shared link l send, 2l + 1 what they receive.
+        """
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
@@ -186,6 +194,9 @@ def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
     """The most microbatches that each stage may hold; [] if the plan is not possible."""
 
 def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
+def rate_changes(costs: PipelineCosts, codes: Ints) -> tuple[Floats, Ints, Floats]:
+    """When which group of flows gets which rate, in bytes per ms; 0: its flows have ended."""
+
 def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...
 def plan_bound(costs: PipelineCosts, num_microbatches: int, caps: Ints) -> float: ...
 def best_schedule(

@@ -133,6 +133,43 @@ nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
                            view);
 }
 
+// When each group of flows changes its rate, in the order of time.
+nb::tuple py_rate_changes(const PipelineCosts& costs, Codes codes) {
+    require(codes.shape(1) % 2 == 0, "codes: a forward and a backward for each microbatch");
+    CostsView view = costs.view(static_cast<long>(codes.shape(1) / 2));
+    require(codes.shape(0) == static_cast<std::size_t>(view.num_stages), "codes: a row a stage");
+    require(view.flows, "costs: no link is shared");
+    view.records_rates = true;
+    const Trace trace = run_kernel(kInfinity, [&](Control& control) {
+        require_complete(view, codes.data());
+        return run_schedule(view, codes.data(), control);
+    });
+    std::vector<double> ms, rate;
+    std::vector<int> group;
+    for (const RateChange& change : trace.rate_changes)
+        ms.push_back(change.ms), group.push_back(change.group), rate.push_back(change.rate);
+    const std::size_t num = ms.size();
+    return nb::make_tuple(to_numpy(std::move(ms), {num}), to_numpy(std::move(group), {num}),
+                          to_numpy(std::move(rate), {num}));
+}
+
+// For each group of flows: its transfer, flows, limit and bytes of each, sides of shared links.
+nb::list py_flow_groups(const PlanFlows& flows) {
+    nb::list result;
+    const FlowTable& table = flows.table();
+    for (std::size_t t = 0; t < table.transfers().size(); ++t) {
+        const FlowTransfer& transfer = table.transfers()[t];
+        for (int g = transfer.first_group; g < transfer.end_group; ++g) {
+            const FlowGroup& group = table.groups()[g];
+            const FlowClass& its = table.classes()[group.flow_class];
+            const std::vector<int> sides(table.sides().begin() + its.first_side,
+                                         table.sides().begin() + its.end_side);
+            result.append(nb::make_tuple(t, group.count, its.limit, group.bytes, sides));
+        }
+    }
+    return result;
+}
+
 void require_caps(const CostsView& costs, const Ints& caps) {
     require(caps.shape(0) == static_cast<std::size_t>(costs.num_stages), "caps: one for each stage");
     for (std::size_t n = 0; n < caps.shape(0); ++n)
@@ -358,12 +395,15 @@ void bind_classes(nb::module_& m) {
 
     nb::class_<SharedLinks>(m, "SharedLinks")
         .def(nb::init<std::vector<std::vector<int>>, const std::vector<double>&,
-                      const std::vector<double>&, std::vector<int>>(),
-             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a);
+                      const std::vector<double>&, std::vector<int>, const std::vector<double>&,
+                      const std::vector<double>&>(),
+             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a,
+             "out_latency_ms"_a = std::vector<double>(), "in_latency_ms"_a = std::vector<double>());
 
     nb::class_<PlanFlows>(m, "PlanFlows")
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
              "shares"_a)
+        .def("groups", &py_flow_groups)
         .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")
@@ -409,6 +449,7 @@ NB_MODULE(_kernels, m) {
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);
     m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
+    m.def("rate_changes", &py_rate_changes, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);
     m.def("best_schedule", &py_best_schedule, "costs"_a, "num_microbatches"_a, "limit_ms"_a,

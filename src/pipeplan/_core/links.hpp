@@ -116,8 +116,11 @@ class LinkSet {
     explicit LinkSet(Link link) { insert(link); }
     void insert(Link link) {
         if (link.latency_ms == kInfinity) connected_ = false;
-        best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
-        best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
+        insert_best(link);
+        insert_shared(link);
+    }
+    // A link that several pairs share, as slow as it is for one of them. It is no pair's own.
+    void insert_shared(Link link) {
         for (int i = 0; i < size_; ++i) {
             const Link& kept = at(i);
             if (kept.latency_ms >= link.latency_ms && kept.ms_per_byte >= link.ms_per_byte) return;
@@ -155,6 +158,12 @@ class LinkSet {
     }
     // For plans with any shares (SummedLinks).
     void insert_whole(Link link) { whole_ = link; }
+    // All pairs together are no faster than this link either.
+    void raise_whole(Link link) {
+        const bool is_first = whole_.latency_ms == 0 && whole_.ms_per_byte == 0;
+        whole_ = {is_first ? link.latency_ms : std::min(whole_.latency_ms, link.latency_ms),
+                  std::max(whole_.ms_per_byte, link.ms_per_byte)};
+    }
     // Some pair may be as good as this one.
     void insert_best(Link link) {
         best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
@@ -246,13 +255,11 @@ class ChannelTable {
             }
         }
     }
-    void insert(int a, int b, Link forward, Link backward) {
-        forward_[index(a, b)].insert(forward);
-        backward_[index(a, b)].insert(backward);
-    }
     // By the indices of the sizes.
     const LinkSet& forward(int a, int b) const { return forward_[index(a, b)]; }
     const LinkSet& backward(int a, int b) const { return backward_[index(a, b)]; }
+    LinkSet& forward(int a, int b) { return forward_[index(a, b)]; }
+    LinkSet& backward(int a, int b) { return backward_[index(a, b)]; }
 
   private:
     static int count_upto(const std::vector<int>& sizes, int most) {

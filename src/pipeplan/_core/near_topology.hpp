@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "best_links.hpp"
+#include "crossings.hpp"
 #include "device_budget.hpp"
+#include "shared_best.hpp"
 #include "suffix_dp.hpp"
 
 namespace pipeplan {
@@ -27,9 +29,9 @@ class NearTopology {
     static constexpr int kMostDevices = 64;
 
     // Sets of up to `largest_known` devices are looked at one by one.
-    NearTopology(const Instance& in, const BestLinks& best, const DeviceBudget& prices,
-                 int largest_known)
-        : in_(in), best_(best), prices_(prices), latency_ms_(least_latency_ms(in)) {
+    NearTopology(const Instance& in, const BestLinks& best, const SharedBest& shared,
+                 const DeviceBudget& prices, int largest_known)
+        : in_(in), best_(best), shared_(shared), prices_(prices), latency_ms_(least_latency_ms(in)) {
         options_.push_back({});  // no set
         for (int u = 0; u < in.num_devices; ++u) sorted_speed_.push_back(in.speed[u]);
         std::sort(sorted_speed_.begin(), sorted_speed_.end(), std::greater<double>());
@@ -124,6 +126,7 @@ class NearTopology {
                 latency_ms = std::max(latency_ms, in_.latency_ms(u, v));
             }
         }
+        if (in_.shared) slowest = std::min(slowest, members_of_links(devices).ring_rate());
         std::sort(speeds.begin(), speeds.end(), std::greater<double>());
         const int size = static_cast<int>(devices.size());
         option.set = device_set(size, speeds, make_ring(in_, size, slowest, latency_ms), devices);
@@ -132,7 +135,8 @@ class NearTopology {
 
     // All sets of a size whose slowest device is of a class, for each class.
     void add_sizes(int size) {
-        const Ring ring = make_ring(in_, size, best_.ring_rate(size), latency_ms_);
+        const double rate = std::min(best_.ring_rate(size), shared_.ring_rate(size));
+        const Ring ring = make_ring(in_, size, rate, latency_ms_);
         if (!ring.connected) return;
         int num_faster = 0;  // devices in this class and in faster ones
         for (const SpeedClass& one : prices_.classes()) {
@@ -157,7 +161,8 @@ class NearTopology {
             by_size[crew.size].push_back(std::move(crew));
         for (int size = largest_known + 1; size <= in_.num_devices; ++size) {
             const std::vector<DeviceBudget::Crew>& crews = by_size[size];  // both numbers rise
-            const Ring ring = make_ring(in_, size, best_.ring_rate(size), latency_ms_);
+            const double ring_rate = std::min(best_.ring_rate(size), shared_.ring_rate(size));
+            const Ring ring = make_ring(in_, size, ring_rate, latency_ms_);
             const std::size_t num = std::min(kMostOptions, crews.size());
             for (std::size_t k = 0; k < num && ring.connected; ++k) {
                 Option option;
@@ -221,16 +226,27 @@ class NearTopology {
                     together.insert(link_between(in_, u, v));
                 }
             }
+            if (in_.shared)
+                insert_crossings(*in_.shared, members_of_links(members(senders)),
+                                 members_of_links(members(receivers)), links);
         } else {
             const Rates rates = senders.bits     ? rates_to_others(senders, b, true)
                                 : receivers.bits ? rates_to_others(receivers, a, false)
                                                  : Rates{best_.transfer_rate(a, b), summed_rate(a, b)};
             links.insert(rates.slowest > 0 ? Link{latency_ms_, 1.0 / rates.slowest} : Link{kInfinity, 0.0});
             links.insert_best({latency_ms_, 1.0 / best_.best_rate()});
+            if (const double crossing = in_.limits.any_shares ? 0.0 : shared_.crossing(a, b))
+                links.insert_shared({shared_.latency_ms(), crossing});
             if (rates.together > 0) together.insert({latency_ms_, 1.0 / rates.together});
         }
-        if (in_.limits.any_shares) links.insert_whole(together.link());
+        if (in_.limits.any_shares) links.raise_whole(together.link());
         return links;
+    }
+
+    MemberCounts members_of_links(const std::vector<int>& devices) const {
+        MemberCounts counts(*in_.shared);
+        for (int u : devices) counts.add(u);
+        return counts;
     }
 
     // No links from one set to another are faster: the slowest of them, and all together.
@@ -268,6 +284,7 @@ class NearTopology {
 
     const Instance& in_;
     const BestLinks& best_;
+    const SharedBest& shared_;
     const DeviceBudget& prices_;
     const double latency_ms_;  // the least of all links
     std::vector<double> sorted_speed_;

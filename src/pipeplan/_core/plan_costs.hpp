@@ -183,11 +183,14 @@ inline bool cost_channel(const Instance& in, int end_layer, const ChannelEnd& he
                          const ChannelEnd& next, ChannelCosts& costs) {
     if (!cost_own_channel(in, end_layer, here, next, costs)) return false;
     if (!in.shared) return true;
+    const double output = in.output_bytes[end_layer - 1], gradient = in.gradient_bytes[end_layer - 1];
     const SharedLinks::LeastTimes least =
-        in.shared->least_times(here.devices, in.shares(here.devices, here.split), next.devices,
-                               in.shares(next.devices, next.split));
-    costs.there = std::max(costs.there, least.there_ms_per_byte * in.output_bytes[end_layer - 1]);
-    costs.back = std::max(costs.back, least.back_ms_per_byte * in.gradient_bytes[end_layer - 1]);
+        here.is_even(in) && next.is_even(in)
+            ? in.shared->least_times(here.devices, next.devices, output, gradient)
+            : in.shared->least_times(here.devices, in.shares(here.devices, here.split), next.devices,
+                                     in.shares(next.devices, next.split), output, gradient);
+    costs.there = std::max(costs.there, least.there_ms);
+    costs.back = std::max(costs.back, least.back_ms);
     return true;
 }
 

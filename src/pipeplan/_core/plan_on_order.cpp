@@ -120,7 +120,7 @@ class OrderTopology {
         const int boundary = U_ - node;
         const Crossings crossings(*in_.shared, start_, boundary, sizes_);
         for_all_sizes(node, [&](int a, int b) {
-            const Crossings::Both both = crossings.between(a, b);
+            const MemberCounts &before = crossings.before(a), &behind = crossings.behind(b);
             for (int split = 0; split < num_splits_; ++split) {
                 for (int next = 0; next < num_splits_; ++next) {
                     const DeviceSet& here = sets_[at(boundary - sizes_[a], split * K_ + a)];
@@ -130,20 +130,16 @@ class OrderTopology {
                     const double part = 1.0 / (static_cast<double>(here.num_devices) * there.num_devices) /
                                         (here.shares.even * there.shares.even);
                     const double unit = split + next > 0 ? part : 1.0;
-                    insert_link(a, b, split, next, {0.0, unit * both.forward.ms_per_byte},
-                                {0.0, unit * both.backward.ms_per_byte});
+                    const std::size_t k = pair(split * K_ + a, next * K_ + b);
+                    ChannelTable* table =
+                        keeps_link_sets_ ? &channels_[split * num_splits_ + next] : nullptr;
+                    LinkSet& forward = table ? table->forward(a, b) : forward_[k];
+                    LinkSet& backward = table ? table->backward(a, b) : backward_[k];
+                    insert_crossings(*in_.shared, before, behind, forward, unit);
+                    insert_crossings(*in_.shared, behind, before, backward, unit);
                 }
             }
         });
-    }
-    void insert_link(int a, int b, int split, int next, const Link& forward, const Link& backward) {
-        if (keeps_link_sets_) {
-            channels_[split * num_splits_ + next].insert(a, b, forward, backward);
-            return;
-        }
-        const std::size_t k = pair(split * K_ + a, next * K_ + b);
-        forward_[k].insert(forward);
-        backward_[k].insert(backward);
     }
 
     void tabulate_sets() {

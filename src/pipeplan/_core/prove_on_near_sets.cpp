@@ -48,7 +48,8 @@ ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, doubl
     while (largest > 0 && steps() > dp_steps) --largest;
     if (largest == 0) return result;
     const BestLinks best(in, kMaxLevels, control);
-    NearTopology topology(in, best, prices, largest);
+    const SharedBest shared(in, control);
+    NearTopology topology(in, best, shared, prices, largest);
     double& least_ms = result.candidates.least_ms;
     std::vector<ChannelCosts> channels;
     for (double rise = kFirstRise; least_ms < limits.limit_ms; rise *= kFasterRise) {

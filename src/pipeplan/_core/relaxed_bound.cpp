@@ -289,6 +289,7 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
 double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control) {
     const BestLinks best(in, max_levels, control);
+    const SharedBest shared(in, control);
     double speed = 0.0;
     for (double one : in.speed) speed += one;
     const double work_ms = in.num_microbatches * (in.forward_sum.back() + in.backward_sum.back());
@@ -298,7 +299,7 @@ double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int ma
     // False if that would take too long.
     const auto raise = [&](const DeviceBudget& budget, bool must) {
         for (bool every_size : {true, false}) {
-            const RelaxedTables tables(in, buckets, best, budget, every_size);
+            const RelaxedTables tables(in, buckets, best, shared, budget, every_size);
             const bool affordable = steps_of_a_run(in, tables) * kFewestRuns <= kAllSteps;
             if (!affordable && (every_size || !must)) continue;
             proved_ms = raise_bound(in, tables, proved_ms, limits, pool, control);

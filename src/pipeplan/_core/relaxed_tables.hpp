@@ -11,6 +11,7 @@
 #include "device_budget.hpp"
 #include "links.hpp"
 #include "memory.hpp"
+#include "shared_best.hpp"
 
 namespace pipeplan {
 
@@ -40,8 +41,9 @@ class RelaxedTables {
   public:
     // `every_size`: whether each size of a group has choices of its own, which takes longer.
     RelaxedTables(const Instance& in, const std::vector<int>& buckets, const BestLinks& best,
-                  const DeviceBudget& budget, bool every_size)
-        : in_(in), budget_(budget), samples_(in.microbatch_size), latency_ms_(least_latency_ms(in)) {
+                  const SharedBest& shared, const DeviceBudget& budget, bool every_size)
+        : in_(in), shared_(shared), budget_(budget), samples_(in.microbatch_size),
+          latency_ms_(least_latency_ms(in)) {
         for (std::size_t k = 0; k < buckets.size(); ++k) {
             const int smallest = k ? buckets[k - 1] + 1 : 1;
             if (in.limits.any_shares) groups_.push_back({smallest, buckets[k], group_shares(buckets[k])});
@@ -82,11 +84,15 @@ class RelaxedTables {
         return least;
     }
 
+    Ring best_ring(int size, const BestLinks& best) const {
+        return make_ring(in_, size, std::min(best.ring_rate(size), shared_.ring_rate(size)), latency_ms_);
+    }
+
     void add_group(int smallest, int largest, const BestLinks& best, bool every_size) {
         const int group = num_groups(), num_classes = static_cast<int>(budget_.classes().size());
         Shares shares = even_shares(largest, 1.0);
         for (int size = smallest; size <= largest; ++size) {
-            const Ring ring = make_ring(in_, size, best.ring_rate(size), latency_ms_);
+            const Ring ring = best_ring(size, best);
             if (!ring.connected) continue;
             if (num_with_more_samples(in_, size) > 0)
                 shares.least = std::min(shares.least, fewest_samples(size) / samples_);
@@ -96,7 +102,7 @@ class RelaxedTables {
         groups_.push_back({smallest, largest, shares});
         if (every_size || smallest == largest) return;
         // As few devices as the smallest size, as fast as the largest.
-        const Ring ring = make_ring(in_, smallest, best.ring_rate(smallest), latency_ms_);
+        const Ring ring = best_ring(smallest, best);
         for (int c = 0; c < num_classes && ring.connected; ++c)
             add_choice({group, {c, smallest}, {0, 0}, shares.least / budget_.classes()[c].fastest, ring,
                         room(shares.least, shares.least)});
@@ -144,7 +150,7 @@ class RelaxedTables {
         const int most = std::min(in_.num_devices, in_.max_replicas);
         const double fastest = *std::max_element(in_.speed.begin(), in_.speed.end());
         for (const DeviceBudget::Crew& crew : budget_.crews(most)) {
-            const Ring ring = make_ring(in_, crew.size, best.ring_rate(crew.size), latency_ms_);
+            const Ring ring = best_ring(crew.size, best);
             if (!ring.connected) continue;
             int group = 0;
             while (groups_[group].largest < crew.size) ++group;
@@ -188,6 +194,8 @@ class RelaxedTables {
                 LinkSet set;
                 set.insert(rate > 0 ? Link{latency_ms_, 1.0 / rate} : Link{kInfinity, 0.0});
                 if (best.best_rate() > 0) set.insert_best({latency_ms_, 1.0 / best.best_rate()});
+                const double crossing = least_crossing(senders, receivers);
+                if (crossing > 0) set.insert_shared({shared_.latency_ms(), crossing});
                 links_.push_back(set);
             }
         }
@@ -210,6 +218,24 @@ class RelaxedTables {
                 links_[static_cast<std::size_t>(group) * num_groups() + next].insert_whole(together.link());
             }
         }
+    }
+
+    // What shared links cost each pair at least, if each carries the least share of its group.
+    double least_crossing(const SizeGroup& senders, const SizeGroup& receivers) const {
+        if (in_.limits.any_shares) return 0.0;  // a pair may carry next to nothing
+        double least = kInfinity;
+        for (int a = senders.smallest; a <= senders.largest; ++a) {
+            for (int b = receivers.smallest; b <= receivers.largest && a + b <= in_.num_devices; ++b) {
+                const double parts = least_share(a) / senders.shares.least * least_share(b) /
+                                     receivers.shares.least;
+                least = std::min(least, shared_.crossing(a, b) * parts);
+            }
+        }
+        return least < kInfinity ? least : 0.0;
+    }
+
+    double least_share(int size) const {
+        return num_with_more_samples(in_, size) > 0 ? fewest_samples(size) / samples_ : 1.0 / size;
     }
 
     void tabulate_channels() {
@@ -241,6 +267,7 @@ class RelaxedTables {
     }
 
     const Instance& in_;
+    const SharedBest& shared_;
     const DeviceBudget& budget_;
     const double samples_;     // of a microbatch
     const double latency_ms_;  // the least of all links

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "crossings.hpp"
 #include "suffix_dp.hpp"
 
 namespace pipeplan {
@@ -94,6 +95,7 @@ class SetTopology {
         for (int a = 0; a < N; ++a) {
             for (std::size_t c = 0; c < members_.size(); ++c)
                 speed_[a] += sets_[a][c] * in_.speed[members_[c][0]];
+            if (in_.shared) shared_.push_back(members_of(sets_[a]));
             device_sets_.push_back(device_set(sets_[a]));
         }
         std::vector<int> index_of(encode_limit(), -1);
@@ -110,7 +112,10 @@ class SetTopology {
                 const int whole = index_of[encode(total)];
                 sum_[pair(a, b)] = whole;
                 difference_[pair(whole, b)] = a;
-                if (a > 0 && b > 0) links_[pair(a, b)] = links_between(sets_[a], sets_[b]);
+                if (a == 0 || b == 0) continue;
+                links_[pair(a, b)] = links_between(sets_[a], sets_[b]);
+                if (in_.shared)
+                    insert_crossings(*in_.shared, shared_[a], shared_[b], links_[pair(a, b)]);
             }
         }
     }
@@ -148,6 +153,14 @@ class SetTopology {
         return links;
     }
 
+    // How many devices of a set are members of each shared link; devices of a class are of the same.
+    MemberCounts members_of(const Counts& counts) const {
+        MemberCounts members(*in_.shared);
+        for (std::size_t c = 0; c < counts.size(); ++c)
+            for (int k = 0; k < counts[c]; ++k) members.add(members_[c][k]);
+        return members;
+    }
+
     // Fastest first.
     std::vector<double> speeds_of(const Counts& counts) const {
         std::vector<double> speeds;
@@ -171,6 +184,7 @@ class SetTopology {
             }
         }
         if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}, {}};
+        if (in_.shared) slowest = std::min(slowest, shared_.back().ring_rate());
         const std::vector<double> speeds = speeds_of(counts);
         if (in_.limits.any_shares) {
             const Shares shares = any_shares(in_, speeds);
@@ -218,6 +232,7 @@ class SetTopology {
     const Instance& in_;
     std::vector<std::vector<int>> members_;  // [class]
     std::vector<Counts> sets_;
+    std::vector<MemberCounts> shared_;       // [set], where links are shared
     std::vector<DeviceSet> device_sets_;
     std::vector<double> speed_;              // summed
     std::vector<int> sum_, difference_;      // [set][set], -1 where there is none

@@ -1,6 +1,6 @@
 """Every planner by its name: ours, the published ones, and those of other packages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
@@ -11,6 +11,7 @@ from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
 from pipeplan.planning.planner.spp import plan_spp
+from pipeplan.planning.planner.unshared import plan_knowing_links
 from pipeplan.planning.problem import Draft, Planner, Problem
 from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
@@ -31,23 +32,25 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 
 def _plan_best_from_published(problem: Problem) -> Draft:
-    names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
-    by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
-    starts = by_stage if names is None else names
     if not problem.options.uses_families:
-        return plan_best_shares(problem, (BASELINES[name](problem) for name in starts))
+        return plan_knowing_links(problem, plan_best_shares, _published_plans)
     if problem.options.split_backward:
         require_weight_gradients(problem, "split_backward")
+    published = [BASELINES[name] for name in GROUP_BASELINES]
     try:
-        one_stage = plan_best_shares(problem, (BASELINES[name](problem) for name in starts))
-    except InfeasibleError as error:
-        draft = plan_chains(problem, None, map(BASELINES.__getitem__, GROUP_BASELINES))
+        one_stage = plan_knowing_links(problem, plan_best_shares, _published_plans)
+    except InfeasibleError:
+        draft = plan_chains(problem, None, published)
         if draft is None:
-            raise error from None
+            raise
         return draft
-    draft = plan_chains(problem, one_stage, map(BASELINES.__getitem__, GROUP_BASELINES))
-    assert draft is not None, "one stage a device was possible"
-    return draft
+    return plan_chains(problem, one_stage, published) or one_stage
+
+
+def _published_plans(problem: Problem) -> Iterator[Draft]:
+    names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
+    by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
+    return (BASELINES[name](problem) for name in (by_stage if names is None else names))
 
 
 PLANNERS: dict[str, Planner] = {

@@ -79,7 +79,7 @@ def _peak(analysis: PlanAnalysis) -> str:
 
 
 def _stage_table(analysis: PlanAnalysis) -> Table:
-    plan, costs = analysis.plan, analysis.costs
+    plan, costs = analysis.plan, analysis.shown_costs
     has_speeds = analysis.has_speeds
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
@@ -117,7 +117,7 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
 
 def _reduce(analysis: PlanAnalysis, index: int) -> str:
     is_replicated = analysis.plan.stages[index].num_replicas > 1
-    return _ms(analysis.costs.all_reduce_ms_S[index]) if is_replicated else ""
+    return _ms(analysis.shown_costs.all_reduce_ms_S[index]) if is_replicated else ""
 
 
 def _speeds(plan: Plan, stage: Stage) -> str:

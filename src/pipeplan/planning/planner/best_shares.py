@@ -20,12 +20,14 @@ FASTER = 1 - 1e-12
 """By less than this two plans take the same time."""
 
 
-def plan_best_shares(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
+def plan_best_shares(
+    problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None
+) -> Draft:
     """The fastest plan with whatever shares, with its certificate; see `plan_best`."""
     if not problem.any_shares:
-        return plan_best(problem, starts)
+        return plan_best(problem, starts, first)
     starts, again = itertools.tee(starts)
-    best = plan_best(problem, starts)
+    best = plan_best(problem, starts, first)
     assert best.bound is not None, "a search proves a bound"
     if best.bound.gap(best.iteration_ms) < OPTIMAL_WITHIN:
         return best
@@ -33,7 +35,7 @@ def plan_best_shares(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
         return best
     try:
         even_only = replace(problem, limits=replace(problem.limits, shares=False))
-        return _faster(best, plan_best(even_only, again))
+        return _faster(best, plan_best(even_only, again, first))
     except (InfeasibleError, _core.DeadlineError):
         return best
     except SearchInterrupted as stop:

@@ -25,7 +25,7 @@ from pipeplan.planning.options import AUTO
 from pipeplan.planning.planner.chain_starts import chain_starts
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
 from pipeplan.planning.planner.placement import stage_of_shares
-from pipeplan.planning.problem import Draft, Problem
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 from pipeplan.validation import MAX_BLOCKS
 
 __all__ = ["plan_chains"]
@@ -68,12 +68,17 @@ def plan_chains(
     if problem.cost.contention or problem.cluster.num_devices > MAX_DEVICES:
         return one_stage
     search = _ChainSearch(problem.within_samples(), one_stage)
-    for planner in published:
-        try:
-            search.offer(planner(problem))
-        except (InputError, InfeasibleError):
-            continue
-    search.run()
+    try:
+        for planner in published:
+            search.offer_plan_of(planner)
+        search.run()
+    except KeyboardInterrupt:
+        draft = search.draft()
+        if draft is None:
+            raise
+        raise SearchInterrupted(
+            replace(draft, notes={**draft.notes, "interrupted": True})
+        ) from None
     return search.draft()
 
 
@@ -148,6 +153,13 @@ class _ChainSearch:
         ]
         orders = orders_of_blocks(blocks, plan.group, is_split, self.problem.num_microbatches)
         return Draft(stages=stages, orders=tuple(orders), iteration_ms=0.0)
+
+    def offer_plan_of(self, planner: Callable[[Problem], Draft]) -> None:
+        """Take a published planner's plan if it has one, and if that is faster."""
+        try:
+            self.offer(planner(self.problem))
+        except (InputError, InfeasibleError):
+            return
 
     def offer(self, draft: Draft) -> None:
         """Take a plan if the simulator finds it faster, and if it keeps all limits."""

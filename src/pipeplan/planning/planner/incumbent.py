@@ -16,6 +16,7 @@ from pipeplan.planning.planner.placement import (
 )
 from pipeplan.planning.problem import Draft
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
+from pipeplan.simulator import run_schedule
 
 __all__ = ["Incumbent"]
 
@@ -103,6 +104,9 @@ class Incumbent:
             return
         self.offer(draft.stages, deadline)
         if self._keeps_limits(draft):
+            if self.cost.contention:  # a draft may come from costs that know no shared links
+                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes)
+                draft = replace(draft, iteration_ms=run.iteration_ms)
             self._keep(draft.stages, "", draft.iteration_ms, draft)
 
     @property

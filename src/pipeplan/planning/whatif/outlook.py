@@ -18,6 +18,7 @@ from pipeplan.cluster import Cluster, HostMatrix, Matrix
 from pipeplan.pipeline import Plan
 from pipeplan.planning.whatif.carrying import Carried, carry_over
 from pipeplan.planning.whatif.changed_cluster import ChangedCluster, apply_changes
+from pipeplan.planning.whatif.changed_shared_links import with_faster_cards
 from pipeplan.planning.whatif.changes import Changes
 from pipeplan.planning.whatif.copied_devices import with_copies
 from pipeplan.planning.whatif.question import ignores_memory, replan
@@ -287,21 +288,22 @@ def _grown(plan: Plan, copied: list[int], host: str | None, what: str) -> _Case:
 
 
 def _faster_links(plan: Plan) -> Iterator[_Case]:
-    """All links between hosts twice as fast, and all links inside hosts."""
+    """All links between hosts twice as fast, cards included, and all links inside hosts."""
     cluster = plan.cluster
     if cluster.num_devices > MAX_LISTED_DEVICES:
         return
     hosts = np.array([device.host for device in cluster.devices])
-    same = hosts[:, None] == hosts[None, :]
+    between = hosts[:, None] != hosts[None, :]
     off_diagonal = ~np.eye(cluster.num_devices, dtype=bool)
     for where, what in (
-        (~same, "links between hosts twice as fast"),
-        (same & off_diagonal, "links inside hosts twice as fast"),
+        (between, "links between hosts twice as fast"),
+        (~between & off_diagonal, "links inside hosts twice as fast"),
     ):
         if not where.any():
             continue
+        faster = replace(cluster, bandwidth_gb_per_s=_scaled(cluster, where))
         changed = ChangedCluster(
-            cluster=replace(cluster, bandwidth_gb_per_s=_scaled(cluster, where)),
+            cluster=with_faster_cards(faster, FAST_LINK) if where is between else faster,
             index_of={device: device for device in range(cluster.num_devices)},
         )
         yield _Case(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from pipeplan.cost import PipelineCosts
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
@@ -22,6 +23,7 @@ from pipeplan.report.analysis.idle import (
 from pipeplan.report.analysis.items import Items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
 from pipeplan.report.analysis.memory import StageMemory, stage_memory
+from pipeplan.report.analysis.shared_links import SharedUse, costs_as_run, shared_use
 from pipeplan.report.analysis.waits import follow_back, waited_for
 from pipeplan.simulator import Codes
 
@@ -33,7 +35,10 @@ MAX_CUT_ITEMS = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFigures:
-    """One stage in numbers; times are of one microbatch, but for the all-reduce."""
+    """One stage in numbers; times are of one microbatch, but for the all-reduce.
+
+    Where links are shared, those of transfers are means.
+    """
 
     forward_ms: float
     backward_ms: float
@@ -96,6 +101,11 @@ class PlanAnalysis:
         return waited_for(self.items, half_duplex=self.costs.half_duplex)
 
     @cached_property
+    def shared_use(self) -> SharedUse:
+        """How busy shared links are, and which transfers slow each other there."""
+        return shared_use(self.plan, self.costs, self.run.order_SM2, self.items)
+
+    @cached_property
     def last_item(self) -> int:
         """The all-reduce that ends the iteration."""
         return self.items.first_all_reduce + int(self.run.end_ms_S.argmax())
@@ -121,6 +131,11 @@ class PlanAnalysis:
             all_reduce=reduce_ms / whole_ms,
             bubble=0.0,
         )
+
+    @cached_property
+    def shown_costs(self) -> PipelineCosts:
+        """The costs as they turn out: where links are shared, the mean times of transfers."""
+        return costs_as_run(self.costs, self.items)
 
     # -------------------------------------------------------------------- idle and shares
 
@@ -150,7 +165,7 @@ class PlanAnalysis:
             compute = device_ms / (stage.num_replicas * self.iteration_ms)
             links_ms = math.fsum(self.idle[index].on_links_ms)
             communication = links_ms / self.iteration_ms
-            reduce = float(self.costs.all_reduce_ms_S[index]) / self.iteration_ms
+            reduce = float(self.shown_costs.all_reduce_ms_S[index]) / self.iteration_ms
             shares.append(
                 Shares(
                     compute=compute,
@@ -197,7 +212,7 @@ class PlanAnalysis:
         return tuple(self._stage_figures(index) for index in range(self.num_stages))
 
     def _stage_figures(self, index: int) -> StageFigures:
-        costs, is_last = self.costs, index == self.num_stages - 1
+        costs, is_last = self.shown_costs, index == self.num_stages - 1
         return StageFigures(
             forward_ms=float(costs.forward_ms_S[index]),
             backward_ms=float(costs.backward_ms_S[index]),
@@ -226,7 +241,9 @@ class PlanAnalysis:
     @cached_property
     def bottleneck(self) -> Bottleneck:
         """The busiest stage or link."""
-        return find_bottleneck(self.costs, self.shares, self.plan.microbatches, self.iteration_ms)
+        return find_bottleneck(
+            self.shown_costs, self.shares, self.plan.microbatches, self.iteration_ms
+        )
 
     @cached_property
     def has_speeds(self) -> bool:
