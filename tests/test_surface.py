@@ -277,7 +277,7 @@ ROOMS = [
     {"documents"},
     {"_core"},
     {"contention"},
-    {"memory_parts"},
+    {"measured_times", "memory_parts"},
     {"cost"},
     {"group_costs"},
     {"group_memory"},
