@@ -89,7 +89,8 @@ def own_cases() -> list[Case]:
     cases = []
     for number, (name, where) in enumerate((m, c) for m in MODELS for c in CLUSTERS):
         model, microbatches = zoo.model(name), MICROBATCHES[(number + number // 6) % 4]
-        cluster = with_memory(zoo.cluster(where), None)
+        own_links = replace(zoo.cluster(where), uplink_gb_per_s=None, shared=())
+        cluster = with_memory(own_links, None)
         one = plan(model, cluster, microbatches, divisible=True)
         peak_gb = max(one.require_predicted().peak_memory_gb.values())
         cases.append(

@@ -75,7 +75,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
     chain.room_bytes.assign(G, kInfinity);
     std::vector<double> state_bytes(G, 0.0), held_bytes(G, 0.0), rate(G);
     std::vector<Ring> rings;
-    std::vector<Room> rooms(G);
+    std::vector<SetShares> shares;
     std::vector<int> num_positions(G, 0);
     rings.reserve(G);
     for (int g = 0; g < G; ++g) {
@@ -83,16 +83,18 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
         if (links.num_devices > in.max_replicas) return false;
         rings.push_back(make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms));
         if (!rings.back().connected) return false;
-        const SetShares shares = shares_of_set(in, plan.devices[g], links.slowest_speed);
-        rate[g] = shares.rate, rooms[g] = shares.room;
+        shares.push_back(shares_of_set(in, plan.devices[g], links.slowest_speed));
+        rate[g] = shares[g].rate;
     }
     for (int p = 0; p < P; ++p) {
         const int g = plan.group[p], first = plan.first_layer(p), end = plan.end_layer[p];
         if (++num_positions[g] > model.max_positions) return false;
-        chain.forward_ms[p] = rate[g] * in.forward_ms(first, end);
+        ForwardBackward work{rate[g] * in.forward_ms(first, end), rate[g] * in.backward_ms(first, end)};
+        if (in.has_measured()) work = measured_work(in, shares[g].paces, first, end, false);
+        chain.forward_ms[p] = work.forward;
         const double weight = plan.is_split ? rate[g] * model.weight_ms(first, end) : 0.0;
         chain.is_split[p] = weight > 0;
-        chain.backward_ms[p] = rate[g] * (weight > 0 ? model.input_ms(first, end) : in.backward_ms(first, end));
+        chain.backward_ms[p] = weight > 0 ? rate[g] * model.input_ms(first, end) : work.backward;
         chain.weight_ms[p] = weight;
         const double parameters = in.parameter_bytes(first, end);
         chain.reduce_ms[p] = plan.devices[g].size() > 1
@@ -110,7 +112,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
     }
     if (!in.has_memory()) return true;
     for (int g = 0; g < G; ++g) {
-        chain.room_bytes[g] = room_of(rooms[g], state_bytes[g]);
+        chain.room_bytes[g] = room_of(shares[g].room, state_bytes[g]);
         if (!(chain.room_bytes[g] >= held_bytes[g])) return false;
     }
     return true;
