@@ -233,7 +233,7 @@ def test_the_command_line(tmp_path, capfd):
         "-o",
         output,
     ]
-    code, _, _ = run_command(capfd, *arguments, "--positions", "auto", "--split-backward")
+    code, _, _ = run_command(capfd, *arguments, "--positions", "auto", "--split-backward", "--json")
     assert code == 0
     assert read_plan(output).options["positions"] == "auto"
     code, _, err = run_command(capfd, *arguments, "--positions", "none")
