@@ -155,6 +155,17 @@ COMMANDS = {
     "report": {"plan", "-o", "--output"},
     "simulate": {"plan", "--json"},
     "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
+    "testbed": {
+        "plan",
+        "--iterations",
+        "--real",
+        "--time-factor",
+        "--whole-samples",
+        "--way",
+        "--report",
+        "--trace",
+        "--json",
+    },
     "trace": {"plan", "-o", "--output"},
     "whatif": {
         "plan",
@@ -304,6 +315,7 @@ ROOMS = [
     {"splitting"},
     {"runtime"},
     {"run"},
+    {"testbed"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -311,7 +323,7 @@ ROOMS = [
 """A room imports only from rooms above it, lazy imports included. Every module lies in a room."""
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
-MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
+MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting", "testbed"}
 CHECKER_MAY_IMPORT = {
     "bound_checks",
     "cluster",
