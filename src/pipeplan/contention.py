@@ -71,15 +71,19 @@ class Contention:
     def ring_ms_per_byte(self, devices: Sequence[int]) -> float:
         """The time that each byte of a ring's flows takes at least, because of shared links."""
         ring = self.ring(devices)
-        slowest = 0.0
-        for number in sorted({link for device in ring for link in self._links_of_D[device]}):
-            link = self._links[number]
-            inside = np.array([device in link.devices for device in ring])
-            leaving = int((inside & ~np.roll(inside, -1)).sum())
-            # A ring enters the members as often as it leaves them.
-            least_gb_per_s = min(link.out_gb_per_s, link.in_gb_per_s)
-            slowest = max(slowest, leaving / (least_gb_per_s * BYTES_PER_MS_IN_GB_PER_S))
-        return slowest
+        leaving: dict[int, int] = {}
+        for device, after in zip(ring, [*ring[1:], ring[0]], strict=True):
+            for number in self._links_of_D[device]:
+                if after not in self._links[number].devices:
+                    leaving[number] = leaving.get(number, 0) + 1
+        # A ring enters the members as often as it leaves them.
+        return max(
+            (
+                count / (min(link.out_gb_per_s, link.in_gb_per_s) * BYTES_PER_MS_IN_GB_PER_S)
+                for link, count in ((self._links[number], n) for number, n in leaving.items())
+            ),
+            default=0.0,
+        )
 
     def ring(self, devices: Sequence[int]) -> list[int]:
         """The devices as the ring has them: as in the cluster, but those of a host together."""

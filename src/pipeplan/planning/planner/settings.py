@@ -20,6 +20,7 @@ __all__ = [
     "NEAR_STEPS",
     "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
+    "NUM_SHARED_CANDIDATES",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
     "SearchStep",
@@ -200,6 +201,9 @@ may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten 
 With them the gap falls by half."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
+NUM_SHARED_CANDIDATES = 300
+"""The same where links are shared. Then plans with the same bound differ by what their transfers
+wait for each other, and only a simulation tells: one of 48 plans was 5 % faster."""
 
 
 def settings_for(num_devices: int) -> SearchSettings:
