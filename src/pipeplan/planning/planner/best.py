@@ -121,6 +121,7 @@ class _Search:
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
             num_rates=num_link_rates(problem.cost),
+            shares_links=problem.cost.contention is not None,
         )
 
     @property
