@@ -86,6 +86,8 @@ class GradientReducer:
         ]
         self._is_last = self._comes_in_parts = self._has_seen_backward = False
         self._num_started = self._num_backwards = self._num_sums = 0
+        self.starts_inside = True
+        """Whether full buckets start inside the last backward, or all of them behind it."""
         self.started_inside = 0
         """How many all-reduces the last step started inside its last backward."""
         self._hooks = [
@@ -120,14 +122,17 @@ class GradientReducer:
 
     def expect_last(self) -> None:
         """Say that the next backward is the last of this step: full buckets may start."""
-        self._is_last = not self._comes_in_parts
+        self._is_last = self.starts_inside and not self._comes_in_parts
 
-    def finish(self) -> None:
-        """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
-        self.started_inside = self._num_started
+    def start_rest(self) -> None:
+        """Start the all-reduces that the last backward has not started."""
         self._has_seen_backward = True
         while self._num_started < len(self._buckets):
             self._start_one()
+
+    def finish(self) -> None:
+        """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
+        self.start_rest()
         for bucket in self._buckets:
             bucket.work.wait()
             bucket.work = None
@@ -182,6 +187,7 @@ class GradientReducer:
                     and self._buckets[self._num_started].num_missing <= 0
                 ):
                     self._start_one()
+                    self.started_inside += 1
 
         return arrived
 

@@ -20,7 +20,7 @@ from torch import nn
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Plan
-from pipeplan.runtime.exchange.transports import make_transport
+from pipeplan.runtime.exchange.transports import Transport, make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
@@ -174,7 +174,7 @@ class Pipeline(SavedTraining):
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
         placement = self._placement
-        self._transport = make_transport(placement.local_index[self.rank], placement.ranks)
+        self._transport = self._make_transport()
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
         """The first name that the whole model has for each parameter; tied ones have several."""
         self._replica = set_up_replica(
@@ -184,6 +184,10 @@ class Pipeline(SavedTraining):
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
             self.model = self._replica.module.model
+
+    def _make_transport(self) -> Transport:
+        placement = self._placement
+        return make_transport(placement.local_index[self.rank], placement.ranks)
 
     def _set_up_training(
         self,

@@ -1,11 +1,12 @@
 """A plan and its simulated iteration, with all that people look for in them."""
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeplan.cost import PipelineCosts
+from pipeplan.cost import Floats, PipelineCosts
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
@@ -78,6 +79,16 @@ class PlanAnalysis:
         self.iteration_ms = self.run.iteration_ms
         self.num_stages = len(self.plan.stages)
         self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
+
+    def with_times(
+        self, start_ms_N: Floats, end_ms_N: Floats, iteration_ms: float
+    ) -> "PlanAnalysis":
+        """The same plan with other times of its items, such as those of a run."""
+        other = copy.copy(self)
+        other.__dict__.pop("phases", None)
+        other.iteration_ms = iteration_ms
+        other.items = replace(self.items, start_ms_N=start_ms_N, end_ms_N=end_ms_N)
+        return other
 
     @cached_property
     def verdict(self) -> str | None:
