@@ -97,7 +97,8 @@ class PlanAnalysis:
         if bound is None:
             return None
         own_ms = schedule_bound_ms(self.costs, self.plan.microbatches, self.iteration_ms)
-        return bound.verdict(self.iteration_ms, own_ms)
+        other_plans = {"positions", "split_backward", "shard_optimizer"} & self.plan.options.keys()
+        return bound.verdict(self.iteration_ms, own_ms, other_plans=bool(other_plans))
 
     # ------------------------------------------------------------------ items and waits
 
