@@ -30,6 +30,7 @@ from pipeplan.planning.whatif.carrying import carry_over
 from pipeplan.planning.whatif.changed_cluster import apply_changes
 from pipeplan.planning.whatif.changes import Changes
 from pipeplan.replaying import replay_plan, simulate
+from shared_plans import random_plan as random_shared_plan
 
 FEW, MANY = 240, 6000
 
@@ -199,7 +200,7 @@ def test_no_deadlock_is_overlooked():
 def test_plans_of_the_first_version_have_the_same_figures_as_groups():
     """The rules of groups, on plans that use nothing of them, give what the old rules give."""
     for seed in range(150):
-        plan = random_plan(random.Random(seed))
+        plan = random_plan(random.Random(seed)) if seed % 3 else random_shared_plan(seed)
         document = json.loads(to_json(plan_document(plan)))
         read = parse_plan({**document, "format": "pipeplan.plan/2"})
         assert not read.uses_families
@@ -219,7 +220,7 @@ def test_plans_of_the_first_version_have_the_same_figures_as_groups():
 def test_tiny_times_are_one_instant():
     """Bytes over the fastest links take less than an instant: rounds, not time, order them."""
     for seed in range(60):
-        plan = random_family_plan(random.Random(seed))
+        plan = random_family_plan(random.Random(seed), shared=False)
         rows = [[1e9] * plan.cluster.num_devices for _ in plan.cluster.devices]
         fast = replace(plan.cluster, bandwidth_gb_per_s=tuple(map(tuple, rows)), latency_us=0.0)
         made = replace(plan, cluster=fast)

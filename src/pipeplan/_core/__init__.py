@@ -8,6 +8,7 @@ ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memo
 from pipeplan._core._kernels import (
     DeadlineError,
     GroupCosts,
+    GroupFlows,
     Instance,
     PipelineCosts,
     PlacedPlan,
@@ -39,6 +40,7 @@ from pipeplan._core._kernels import (
 __all__ = [
     "DeadlineError",
     "GroupCosts",
+    "GroupFlows",
     "Instance",
     "PipelineCosts",
     "PlacedPlan",

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cost import Floats
-from pipeplan.pipeline import Stage
-from pipeplan.report.analysis.items import BACKWARD, FORWARD
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, INPUT, LETTERS, WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
-from pipeplan.report.colours import DARK, LIGHT
+from pipeplan.report.colours import DARK, LIGHT, stage_colour
 from pipeplan.report.elements import Markup, element, join
 from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_ms
@@ -31,11 +30,15 @@ LANES_HEIGHT = 2560.0
 THIN = 10.0
 """A lane up to this high has no labels inside its blocks."""
 LABEL_HEIGHT = 14.0
+STRIPE = 3.0
+MAX_LISTED_STAGES = 24
+"""With more stages the legend does not list their colours."""
 LEFT, RIGHT = 96.0, 16.0
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 LEGEND = (
     ("forward", "forward"),
     ("backward", "backward"),
+    ("weight", "weight gradient"),
     ("reduce", "all-reduce"),
     ("there", "activations sent"),
     ("back", "gradients sent"),
@@ -52,6 +55,10 @@ class _Spans:
     end_ms: Floats
     microbatch: Codes | None = None
     """What the labels say; None: no labels."""
+    prefix: str = ""
+    """What stands before it: stage and letter, where a lane has several stages."""
+    stripe: str = ""
+    """The colour of a stripe that tells the stage, where a lane has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +135,11 @@ def timeline_svg(
         *_phases(analysis, top, y, scale),
         *lanes,
         *_axis(y, scale),
-        *(_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS) if legend else []),
+        *(_legend(y + 36, analysis) if legend else []),
+        *(_stage_legend(y + 54, analysis) if legend else []),
     ]
-    return join([_document(width, y + (50 if legend else 22), parts), "\n"])
+    below = (68 if _lists_stages(analysis) else 50) if legend else 22
+    return join([_document(width, y + below, parts), "\n"])
 
 
 def _document(width: int, height: float, parts: list[Markup]) -> Markup:
@@ -171,49 +180,77 @@ def _lanes(analysis: PlanAnalysis) -> Iterator[_Lane]:
     with_transfers = analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS
     height, gap = (20.0 if by_device else 16.0), 4.0
     if not with_transfers:
-        share = LANES_HEIGHT / analysis.num_stages
+        share = LANES_HEIGHT / len(analysis.groups)
         height, gap = (min(16.0, share - 4), 4.0) if share >= 12 else (share * 0.8, share * 0.2)
-    for index, stage in enumerate(analysis.plan.stages):
+    for index, group in enumerate(analysis.groups):
         if by_device:
-            for device, pace in zip(stage.devices, analysis.device_paces[index], strict=True):
+            paces = analysis.device_paces[group.stages[0]]
+            for device, pace in zip(group.devices, paces, strict=True):
                 name = short_text(analysis.plan.cluster.devices[device].name, 13)
-                spans = _stage_spans(analysis, index, pace)
+                spans = _group_spans(analysis, index, pace)
                 yield _Lane(label=name, height=height, gap=gap, spans=spans)
         else:
-            spans = _stage_spans(analysis, index, 1.0)
-            yield _Lane(label=_stage_label(index, stage), height=height, gap=gap, spans=spans)
-        if with_transfers and index + 1 < analysis.num_stages:
-            for kind, colour in ((FORWARD, "there"), (BACKWARD, "back")):
-                sent = analysis.items.transfers_of(index, kind)
-                start_ms, end_ms = analysis.items.start_ms_N[sent], analysis.items.end_ms_N[sent]
-                spans = [_Spans(colour=colour, start_ms=start_ms, end_ms=end_ms)]
-                yield _Lane(label="", height=5, gap=2, spans=spans)
+            spans = _group_spans(analysis, index, 1.0)
+            label = _group_label(analysis, index)
+            yield _Lane(label=label, height=height, gap=gap, spans=spans)
+        for channel in group.stages if with_transfers else ():
+            yield from _transfer_lanes(analysis, channel)
 
 
-def _stage_spans(analysis: PlanAnalysis, index: int, pace: float) -> list[_Spans]:
-    """A stage's blocks, each as long as a device of that pace computes, and its all-reduce."""
+def _transfer_lanes(analysis: PlanAnalysis, channel: int) -> Iterator[_Lane]:
+    """Two thin lanes for what goes over the cut behind a stage; none inside a group."""
+    if channel + 1 == analysis.num_stages:
+        return
+    for kind, colour in ((FORWARD, "there"), (BACKWARD, "back")):
+        sent = analysis.items.transfers_of(channel, kind)
+        if sent.stop > sent.start:
+            start_ms, end_ms = analysis.items.start_ms_N[sent], analysis.items.end_ms_N[sent]
+            spans = [_Spans(colour=colour, start_ms=start_ms, end_ms=end_ms)]
+            yield _Lane(label="", height=5, gap=2, spans=spans)
+
+
+BLOCK_COLOURS = {FORWARD: "forward", BACKWARD: "backward", INPUT: "backward", WEIGHT: "weight"}
+
+
+def _group_spans(analysis: PlanAnalysis, index: int, pace: float) -> list[_Spans]:
+    """A group's blocks, each as long as a device of that pace computes, and its all-reduces.
+
+    What is all-reduced beside computing is not drawn.
+    """
     items, mine = analysis.items, analysis.items.blocks_of(index)
-    kind, start_ms = items.kind_N[mine], items.start_ms_N[mine]
+    kind, start_ms, stage = items.kind_N[mine], items.start_ms_N[mine], items.place_N[mine]
     end_ms = items.end_ms_N[mine]
+    last_ms = end_ms[-1]
     if pace != 1.0:
         end_ms = start_ms + (end_ms - start_ms) * pace
-    reduce = slice(items.first_all_reduce + index, items.first_all_reduce + index + 1)
-    return [
-        *(
-            _Spans(
-                colour=colour,
-                start_ms=start_ms[kind == which],
-                end_ms=end_ms[kind == which],
-                microbatch=items.microbatch_N[mine][kind == which],
+    stages = analysis.groups[index].stages
+    spans = []
+    for each in stages:
+        for which, colour in BLOCK_COLOURS.items():
+            these = (kind == which) & (stage == each) if len(stages) > 1 else kind == which
+            if not these.any():
+                continue
+            spans.append(
+                _Spans(
+                    colour=colour,
+                    start_ms=start_ms[these],
+                    end_ms=end_ms[these],
+                    microbatch=items.microbatch_N[mine][these],
+                    prefix=f"{each}{LETTERS[which]}" if len(stages) > 1 else "",
+                    stripe=stage_colour(each) if len(stages) > 1 else "",
+                )
             )
-            for which, colour in ((FORWARD, "forward"), (BACKWARD, "backward"))
-        ),
-        _Spans(colour="reduce", start_ms=items.start_ms_N[reduce], end_ms=items.end_ms_N[reduce]),
-    ]
+    reduces = items.reduces_of(index)
+    reduces = reduces[items.end_ms_N[reduces] > last_ms]
+    start_ms = np.maximum(items.start_ms_N[reduces], last_ms)
+    spans.append(_Spans(colour="reduce", start_ms=start_ms, end_ms=items.end_ms_N[reduces]))
+    return spans
 
 
-def _stage_label(index: int, stage: Stage) -> str:
-    return f"stage {index}" + (f" x{stage.num_replicas}" if stage.num_replicas > 1 else "")
+def _group_label(analysis: PlanAnalysis, index: int) -> str:
+    group = analysis.groups[index]
+    noun = "group" if len(analysis.groups) < analysis.num_stages else "stage"
+    return f"{noun} {index}" + (f" x{group.num_replicas}" if group.num_replicas > 1 else "")
 
 
 def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
@@ -223,12 +260,14 @@ def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
     for spans in lane.spans:
         first, end = LEFT + spans.start_ms * scale.per_ms, LEFT + spans.end_ms * scale.per_ms
         wide = end - first >= 1
-        boxes = []
+        boxes, stripes = [], []
         for index in np.flatnonzero(wide).tolist():
             left, right = float(first[index]), float(end[index])
             gap = 0.8 if right - left > 4 else 0.0  # tells a block from the next of its colour
             boxes.append(_box(left, right - gap, y, lane.height))
-            text = "" if spans.microbatch is None else str(spans.microbatch[index])
+            stripes.append(_box(left, right - gap, y + lane.height - STRIPE, STRIPE))
+            number = "" if spans.microbatch is None else str(spans.microbatch[index])
+            text = f"{spans.prefix}{number}"
             if text and right - left >= 6 * len(text) + 1.5 and lane.height > THIN:
                 middle = f"{(left + right) / 2:.1f}"
                 text_y = y + lane.height / 2 + 3.3
@@ -237,7 +276,9 @@ def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
                 )
         if boxes:
             yield _path(spans.colour, boxes)
-        colour = "mixed" if spans.colour in ("forward", "backward") else spans.colour
+        if boxes and spans.stripe and lane.height > THIN:
+            yield element("path", fill=spans.stripe, d="".join(stripes))
+        colour = "mixed" if spans.colour in BLOCK_COLOURS.values() else spans.colour
         is_narrow = ~wide & (end > first)
         narrow.setdefault(colour, []).append(np.stack([first[is_narrow], end[is_narrow]]))
     for colour, parts in narrow.items():
@@ -304,10 +345,14 @@ def _axis(y: float, scale: _Scale) -> Iterator[Markup]:
         yield _label(x, y + 16, f"{tick * step_ms:g}{unit}", "middle", 10)
 
 
-def _legend(y: float, with_transfers: bool) -> Iterator[Markup]:
+def _legend(y: float, analysis: PlanAnalysis) -> Iterator[Markup]:
     x = LEFT
+    with_transfers = analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS
+    is_split = bool((analysis.items.kind_N == WEIGHT).any())
     for colour, name in LEGEND:
         if colour in ("there", "back") and not with_transfers:
+            continue
+        if colour == "weight" and not is_split:
             continue
         yield element(
             "rect",
@@ -321,6 +366,21 @@ def _legend(y: float, with_transfers: bool) -> Iterator[Markup]:
         )
         yield _label(x + 17, y, name, "start", 10.5)
         x += 34 + 5.6 * len(name)
+
+
+def _lists_stages(analysis: PlanAnalysis) -> bool:
+    """Whether the legend tells the colours of stages: where lanes have several."""
+    return len(analysis.groups) < analysis.num_stages <= MAX_LISTED_STAGES
+
+
+def _stage_legend(y: float, analysis: PlanAnalysis) -> Iterator[Markup]:
+    if not _lists_stages(analysis):
+        return
+    yield _label(LEFT, y, "stages", "start", 10.5)
+    for stage in range(analysis.num_stages):
+        x = LEFT + 44 + 34 * stage
+        yield element("rect", x=x, y=y - 9, width=12, height=10, rx=2, fill=stage_colour(stage))
+        yield _label(x + 16, y, str(stage), "start", 10.5)
 
 
 def _label(
