@@ -152,6 +152,17 @@ COMMANDS = {
     "report": {"plan", "-o", "--output"},
     "simulate": {"plan", "--json"},
     "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
+    "testbed": {
+        "plan",
+        "--iterations",
+        "--real",
+        "--time-factor",
+        "--whole-samples",
+        "--way",
+        "--report",
+        "--trace",
+        "--json",
+    },
     "trace": {"plan", "-o", "--output"},
     "whatif": {
         "plan",
@@ -274,7 +285,7 @@ ROOMS = [
     {"documents"},
     {"_core"},
     {"contention"},
-    {"memory_parts"},
+    {"measured_times", "memory_parts"},
     {"cost"},
     {"group_costs"},
     {"group_memory"},
@@ -301,6 +312,7 @@ ROOMS = [
     {"splitting"},
     {"runtime"},
     {"run"},
+    {"testbed"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -308,7 +320,7 @@ ROOMS = [
 """A room imports only from rooms above it, lazy imports included. Every module lies in a room."""
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
-MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
+MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting", "testbed"}
 CHECKER_MAY_IMPORT = {
     "bound_checks",
     "cluster",

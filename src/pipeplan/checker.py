@@ -242,7 +242,8 @@ def _split_samples(plan: Plan) -> Iterator[str]:
     ]
     if split:
         stage = plan.stages[split[0]]
-        more = f" (and {len(split) - 1} stages more)" if len(split) > 1 else ""
+        others = len(split) - 1
+        more = f" (and {others} stage{'s' if others > 1 else ''} more)" if others else ""
         share = max(stage.device_shares)
         yield (
             f"stage {split[0]} splits samples: a device takes {share * samples:.3g} of {samples}"

@@ -9,6 +9,7 @@ Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighb
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from pipeplan.cluster import Cluster, Duplex
 from pipeplan.contention import BYTES_PER_MS_IN_GB_PER_S, Contention
 from pipeplan.errors import PlanFileError
 from pipeplan.host_links import MAX_FULL_DEVICES, large_host_links, slowest_gb_per_s, slowest_pairs
+from pipeplan.measured_times import measured_times
 from pipeplan.memory_parts import MemoryParts
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
@@ -149,6 +151,18 @@ class CostModel:
         self.activation_bytes_L = np.array(
             [layer.activation_bytes for layer in layers], dtype=np.float64
         )
+        self.measured = measured_times(model)
+        """Times at several microbatch sizes; None where time is proportional to the samples."""
+
+    def with_least_times(self) -> "CostModel":
+        """Costs in proportion to the samples that are nowhere above these; for lower bounds."""
+        if self.measured is None:
+            return self
+        other, measured, size = copy.copy(self), self.measured, self.model.microbatch_size
+        other.forward_ms_L = measured.least_ms_L(measured.forward_ms_PL, size)
+        other.backward_ms_L = measured.least_ms_L(measured.backward_ms_PL, size)
+        other.measured = None
+        return other
 
     def with_model(self, model: ModelProfile) -> "CostModel":
         """The costs of another model on the same cluster, with the same arrays for its links."""
@@ -177,7 +191,18 @@ class CostModel:
             gradient_bytes=self.gradient_bytes_L,
             parameter_bytes=self.parameter_bytes_L,
             activation_bytes=self.activation_bytes_L.tolist(),
+            **self._measured_tables(),
         )
+
+    def _measured_tables(self) -> dict[str, Any]:
+        """What kernels read of times at several sizes; nothing where there are none."""
+        if self.measured is None:
+            return {}
+        return {
+            "sizes": self.measured.sizes_P.tolist(),
+            "forward_at": self.measured.forward_ms_PL.ravel().tolist(),
+            "backward_at": self.measured.backward_ms_PL.ravel().tolist(),
+        }
 
     @property
     def bytes_per_ms_DD(self) -> Floats:
@@ -255,6 +280,7 @@ class CostModel:
             activation_bytes=self.activation_bytes_L.tolist(),
             limits=limits,
             shared=self.contention.for_kernels if self.contention else None,
+            **self._measured_tables(),
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
@@ -290,14 +316,22 @@ class CostModel:
 
     def forward_ms(self, stage: Stage) -> float:
         """The time of one microbatch forward through the stage; its slowest device decides."""
+        if self.measured is not None:
+            return max(self._measured_ms(stage, forward=True, backward=False))
         return self._sum(self.forward_ms_L, stage) * max(self._relative_times(stage))
 
     def backward_ms(self, stage: Stage) -> float:
         """The time of one microbatch backward through the stage, recomputation included."""
+        if self.measured is not None:
+            return max(self._measured_ms(stage, forward=stage.recompute, backward=True))
         return self._backward_work_ms(stage) * max(self._relative_times(stage))
 
     def device_compute_ms(self, stage: Stage) -> list[float]:
         """For each device of the stage, its own compute time for one microbatch."""
+        if self.measured is not None:
+            forward_ms = self._measured_ms(stage, forward=True, backward=False)
+            backward_ms = self._measured_ms(stage, forward=stage.recompute, backward=True)
+            return [f + b for f, b in zip(forward_ms, backward_ms, strict=True)]
         work_ms = self._sum(self.forward_ms_L, stage) + self._backward_work_ms(stage)
         return [work_ms * relative for relative in self._relative_times(stage)]
 
@@ -343,6 +377,18 @@ class CostModel:
             )
             for share in stage.device_shares
         ]
+
+    def _measured_ms(self, stage: Stage, *, forward: bool, backward: bool) -> list[float]:
+        """For each device of the stage the time of its own samples."""
+        assert self.measured is not None, "only where layers were measured at several sizes"
+        samples = self.model.microbatch_size
+        shares = stage.device_shares
+        work_ms = {
+            x: self.measured.stage_ms(stage.layers, x * samples, forward, backward)
+            for x in set(shares)
+        }
+        speeds = [float(self.speed_D[device]) for device in stage.devices]
+        return [work_ms[x] / speed for x, speed in zip(shares, speeds, strict=True)]
 
     def _sum(self, values_L: Floats, stage: Stage) -> float:
         return float(values_L[stage.layers.start : stage.layers.stop].sum())

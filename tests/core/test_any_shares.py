@@ -15,10 +15,13 @@ from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import BoundScope, Stage
-from pipeplan.planning.door import make_problem
+from pipeplan.planning.door import attempt, make_problem
+from pipeplan.planning.planner import best_shares
+from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.placement import placed_plan, shared_stage, stages_by_speed
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.planning.problem import SearchInterrupted
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 from tight_memory import fastest_ms, most_in_flight
 
@@ -249,3 +252,90 @@ def optimum_ms(rng: random.Random, problem, *, whole: bool) -> float:
             break
         best_ms = min(best_ms, fastest_ms(costs, M, caps, bound_ms))
     return best_ms
+
+
+def one_layer(samples: int, **fields) -> pp.ModelProfile:
+    costs = {"forward_ms": 5.0, "backward_ms": 10.0, "output_bytes": 0, "parameter_bytes": 1e6}
+    layer = pp.LayerProfile(name="a", **{**costs, **fields})
+    return pp.ModelProfile(name="m", microbatch_size=samples, layers=(layer,))
+
+
+def pair_of_devices(slow: float = 0.25, memory_gb: float | None = None) -> Cluster:
+    devices = (
+        Device(name="slow", speed=slow),
+        Device(name="fast", speed=1.0, memory_gb=memory_gb),
+    )
+    return Cluster(name="c", devices=devices, bandwidth_gb_per_s=((0.0, 100.0), (100.0, 0.0)))
+
+
+class TestPlans:
+    def test_a_device_of_four_times_the_speed_takes_four_samples_of_five(self):
+        made = pp.plan(one_layer(5), pair_of_devices(), 4)
+        (stage,) = made.stages
+        assert (stage.devices, stage.shares) == ((1, 0), (0.8, 0.2))
+        assert made.iteration_ms == pytest.approx(4 * 15 * 0.8 + 0.01)  # and the all-reduce
+        assert made.bound.scope is BoundScope.ANY
+        assert made.bound.gap(made.iteration_ms) < 1e-6
+
+    def test_memory_counts_with_the_shares(self):
+        """3/4 of the activations do not fit the fast device. Half of a microbatch does."""
+        model = one_layer(4, activation_bytes=1e9)
+        free = pp.plan(model, pair_of_devices(0.4), 4)
+        (stage,) = free.stages
+        assert stage.device_shares == (0.75, 0.25)
+        made = pp.plan(model, pair_of_devices(0.4, 0.6), 4)
+        assert pp.check(made, strict_memory=True).errors == ()
+        assert made.iteration_ms > free.iteration_ms
+        assert made.bound.lower_bound_ms <= made.iteration_ms
+
+    def test_equal_speeds_keep_even_shares_and_their_bound(self):
+        cluster = pair_of_devices()
+        devices = tuple(replace(device, speed=0.25) for device in cluster.devices)
+        made = pp.plan(one_layer(5), replace(cluster, devices=devices), 4)
+        assert made.bound.scope is BoundScope.EVEN_SHARES
+
+    def test_never_slower_than_with_even_shares(self):
+        rng = random.Random(8)
+        faster = 0
+        for _ in range(8):
+            model = replace(random_model(rng, rng.randint(3, 10)), microbatch_size=8)
+            problem = make_problem(model, random_cluster(rng, 7), 4, effort=0.1)
+            even_only = replace(problem, limits=replace(problem.limits, shares=False))
+            best, even = (attempt(one, "best").plan for one in (problem, even_only))
+            assert best.iteration_ms <= even.iteration_ms * (1 + 1e-12)
+            assert even.bound.scope is BoundScope.EVEN_SHARES
+            faster += best.iteration_ms < even.iteration_ms * 0.99
+        assert faster >= 3
+
+    def test_exact_is_not_slower_than_best(self):
+        pytest.importorskip("ortools")
+        rng = random.Random(9)
+        for _ in range(4):
+            problem = tiny_problem(rng, whole=True)
+            best, exact = (
+                pp.plan(problem.model, problem.cluster, problem.num_microbatches, planner)
+                for planner in ("best", "exact")
+            )
+            assert exact.iteration_ms <= best.iteration_ms * (1 + 1e-9)
+            assert pp.check(exact).errors == ()
+
+    def test_an_interruption_of_the_second_search_keeps_the_faster_plan(self, monkeypatch):
+        draft = replace(plan_best(make_problem(one_layer(5), pair_of_devices(), 4)), notes={})
+        loose = replace(draft, bound=replace(draft.bound, lower_bound_ms=1.0))
+        for even_ms, expected in ((draft.iteration_ms * 2, loose), (1.5, None)):
+            found = iter([loose, replace(draft, iteration_ms=even_ms)])
+
+            def stop_second(*_, found=found):
+                made = next(found)
+                if made is loose:
+                    return made
+                raise SearchInterrupted(made)
+
+            monkeypatch.setattr(best_shares, "plan_best", stop_second)
+            with pytest.raises(SearchInterrupted) as stop:
+                best_shares.plan_best_shares(make_problem(one_layer(5), pair_of_devices(), 4))
+            kept = stop.value.draft
+            assert kept.notes == {"interrupted": True}
+            assert kept.bound.scope is BoundScope.ANY
+            assert kept.bound.lower_bound_ms == 1.0
+            assert kept.iteration_ms == (expected.iteration_ms if expected else even_ms)

@@ -147,10 +147,14 @@ class Instance:
         activation_bytes: Sequence[float] = ...,
         limits: PlanLimits | None = None,
         shared: SharedLinks | None = ...,
+        sizes: Sequence[float] = ...,
+        forward_at: Sequence[float] = ...,
+        backward_at: Sequence[float] = ...,
     ) -> None:
         """Links are full matrices, or one number each.
 
-        Where `host_of` has the host of each device, the rates inside the hosts are apart.
+        Where `host_of` has the host of each device, the rates inside the hosts are apart. With
+        `sizes` of microbatches, rising, there is a time of each layer at each of them.
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
@@ -167,6 +171,9 @@ class Instance:
         gradient_bytes: Floats,
         parameter_bytes: Floats,
         activation_bytes: Sequence[float] = ...,
+        sizes: Sequence[float] = ...,
+        forward_at: Sequence[float] = ...,
+        backward_at: Sequence[float] = ...,
     ) -> Instance:
         """Another model on the same devices."""
     @property

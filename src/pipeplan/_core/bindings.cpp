@@ -38,10 +38,12 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         int num_microbatches, int microbatch_size, int max_replicas,
                         std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
                         std::vector<double> activation_bytes, const PlanLimits* limits,
-                        std::shared_ptr<SharedLinks> shared) {
+                        std::shared_ptr<SharedLinks> shared, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes),
-                      std::move(activation_bytes)};
+                      std::move(activation_bytes), std::move(sizes), std::move(forward_at),
+                      std::move(backward_at)};
     const std::size_t V = speed.shape(0);
     require(V <= 32766, "devices: are more than 32766");
     const std::vector<int> one_host(V, 0);
@@ -74,10 +76,12 @@ void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
                         Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes,
-                        std::vector<double> activation_bytes) {
+                        std::vector<double> activation_bytes, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     return instance.with_layers({to_vector(forward), to_vector(backward), to_vector(output_bytes),
                                  to_vector(gradient_bytes), to_vector(parameter_bytes),
-                                 std::move(activation_bytes)});
+                                 std::move(activation_bytes), std::move(sizes),
+                                 std::move(forward_at), std::move(backward_at)});
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
@@ -420,12 +424,14 @@ void bind_classes(nb::module_& m) {
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
              "inside_bytes_per_ms"_a = std::vector<double>(),
              "activation_bytes"_a = std::vector<double>(), "limits"_a.none() = nb::none(),
-             "shared"_a.none() = nb::none())
+             "shared"_a.none() = nb::none(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
-             "activation_bytes"_a = std::vector<double>())
+             "activation_bytes"_a = std::vector<double>(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
         .def_prop_ro("any_shares", [](const Instance& in) { return in.limits.any_shares; })
         .def_ro("num_layers", &Instance::num_layers)

@@ -18,6 +18,14 @@ struct LayerCosts {
     std::vector<double> forward_ms, backward_ms;            // [layers]
     std::vector<double> output_bytes, gradient_bytes;       // [layers]
     std::vector<double> parameter_bytes, activation_bytes;  // [layers]; no activations: empty
+    // Where layers were measured at several microbatch sizes: these, rising, and the times at each.
+    std::vector<double> sizes, forward_at, backward_at;  // [sizes], [sizes][layers]
+};
+
+// Two neighbouring sizes at which layers were measured, and how much each counts.
+struct SizeMix {
+    int low;
+    double of_low, of_high;
 };
 
 // What a plan has to keep beside the most replicas of a stage.
@@ -156,6 +164,19 @@ class Instance {
     // is the other way round, for stages that do not fit else. With `kBySpeed` shares are in
     // proportion to speed; even if a share would be too small for files.
     std::vector<double> shares(const std::vector<int>& devices, Split split = Split::kEven) const;
+    // Whether layers were measured at several microbatch sizes. Then `forward_ms` and `backward_ms` are
+    // the times of a whole microbatch, and the prefix sums are of times in proportion to the samples that
+    // are nowhere above.
+    bool has_measured() const { return !sizes.empty(); }
+    // Throws std::invalid_argument if so: bounds need times in proportion to the samples.
+    void require_proportional() const;
+    SizeMix size_mix(double share) const;
+    double forward_at(const SizeMix& mix, int first, int end) const {
+        return mixed(forward_at_, mix, first, end);
+    }
+    double backward_at(const SizeMix& mix, int first, int end) const {
+        return mixed(backward_at_, mix, first, end);
+    }
     // What enters a layer from those before it.
     double bytes_into(int layer) const {
         return layer ? output_bytes[layer - 1] : limits.input_bytes;
@@ -178,11 +199,17 @@ class Instance {
     const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
     const std::shared_ptr<const SharedLinks> shared;                   // may be none
     const PlanLimits limits;
+    const std::vector<double> sizes;  // of microbatches, rising; empty unless has_measured()
 
   private:
+    static double mixed(const std::vector<RangeSums>& sums, const SizeMix& mix, int first, int end) {
+        const double low = mix.of_low * sums[mix.low](first, end);
+        return mix.of_high > 0 ? low + mix.of_high * sums[mix.low + 1](first, end) : low;
+    }
     std::vector<int> ranked(const std::vector<int>& devices, bool by_memory) const;
     std::vector<double> shares_by_speed(const std::vector<int>& devices) const;
 
+    std::vector<RangeSums> forward_at_, backward_at_;  // by size
     const LayerCosts layers_;
 };
 

@@ -12,6 +12,7 @@
 #include "links.hpp"
 #include "memory.hpp"
 #include "pipeline.hpp"
+#include "stage_work.hpp"
 
 namespace pipeplan {
 
@@ -51,17 +52,19 @@ inline SetLinks links_of_set(const Instance& in, const std::vector<int>& devices
 struct SetShares {
     double rate;
     Room room;
+    std::vector<Pace> paces;  // where layers were measured at several sizes
 };
 
 inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devices,
                                double slowest_speed, Split split = Split::kEven) {
     const int k = static_cast<int>(devices.size());
     const auto memory = [&](int i) { return in.limits.memory_bytes[devices[i]]; };
-    SetShares result{1.0 / (k * slowest_speed), {}};
+    SetShares result{1.0 / (k * slowest_speed), {}, {}};
     if (split != Split::kBySpeed && in.shares_evenly(k)) {
         double least_bytes = kInfinity;
         for (int i = 0; in.has_memory() && i < k; ++i) least_bytes = std::min(least_bytes, memory(i));
         if (in.has_memory()) result.room.push_back({1.0 / k, least_bytes});
+        if (in.has_measured()) result.paces.push_back({1.0 / k, slowest_speed});
         return result;
     }
     const std::vector<double> shares = in.shares(devices, split);
@@ -70,6 +73,7 @@ inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devic
         result.rate = std::max(result.rate, shares[i] / in.speed[devices[i]]);
         if (in.has_memory()) add_holding(result.room, {shares[i], memory(i)});
     }
+    result.paces = paces_of(in, devices, shares);
     return result;
 }
 
@@ -99,9 +103,14 @@ inline bool cost_stage(const Instance& in, int first_layer, int end_layer, const
     if (!ring.connected) return false;
     const auto fits = [&](Split split) {
         const SetShares shares = shares_of_set(in, devices, links.slowest_speed, split);
-        const double forward = shares.rate * in.forward_ms(first_layer, end_layer);
-        const double backward = shares.rate * in.backward_ms(first_layer, end_layer);
-        costs = {forward, mode & kRecomputes ? backward + forward : backward,
+        const bool recomputes = mode & kRecomputes;
+        ForwardBackward work = measured_work(in, shares.paces, first_layer, end_layer, recomputes);
+        if (!in.has_measured()) {
+            work.forward = shares.rate * in.forward_ms(first_layer, end_layer);
+            work.backward = shares.rate * in.backward_ms(first_layer, end_layer);
+            if (recomputes) work.backward += work.forward;
+        }
+        costs = {work.forward, work.backward,
                  ring.fixed_ms + ring.ms_per_byte * in.parameter_bytes(first_layer, end_layer)};
         costs.split = split;
         if (!in.has_memory()) return true;

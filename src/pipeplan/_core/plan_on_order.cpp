@@ -170,9 +170,10 @@ class OrderTopology {
     DeviceSet device_set(const Ring& ring, int r, double slowest,
                          const std::vector<int>& devices) const {
         DeviceSet set{r, even_shares(r, slowest), ring, {}};
+        if (in_.has_measured() && in_.shares_evenly(r)) set.paces = {{1.0 / r, slowest}};
         if (!set.ring.connected || (in_.shares_evenly(r) && !in_.has_memory())) return set;
         const SetShares shares = shares_of_set(in_, devices, slowest);
-        set.room = shares.room;
+        set.room = shares.room, set.paces = shares.paces;
         // The slowest pair counts as if it carried the largest part.
         if (in_.shares_evenly(r)) return set;
         set.shares = {in_.largest_share(r), in_.largest_share(r), shares.rate};
@@ -186,7 +187,7 @@ class OrderTopology {
         const SetShares shares = shares_of_set(in_, devices, slowest, Split::kBySpeed);
         DeviceSet set{static_cast<int>(devices.size()), {shares.rate, shares.rate, shares.rate}, ring,
                       shares.room};
-        set.mode = kBySpeed;
+        set.mode = kBySpeed, set.paces = shares.paces;
         return set;
     }
 

@@ -31,6 +31,7 @@ double num_sets(int num_devices, int largest) {
 
 ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, double proved_ms,
                                double dp_steps, double proof_steps, Pool& pool, Control& control) {
+    in.require_proportional();
     ProvedPlans result{{std::min(proved_ms, limits.limit_ms), {}}, {limits.limit_ms, {}, {}}};
     if (in.num_devices < 2 || in.num_devices > NearTopology::kMostDevices) return result;
     if (!(proved_ms > 0) || !(limits.limit_ms < kInfinity)) return result;

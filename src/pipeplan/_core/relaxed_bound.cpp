@@ -288,6 +288,7 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
 
 double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control) {
+    in.require_proportional();
     const BestLinks best(in, max_levels, control);
     const SharedBest shared(in, control);
     double speed = 0.0;

@@ -215,7 +215,7 @@ class SearchCosts {
     // The costs of the stage in its mode. If memory is too short for it, it recomputes; and it does
     // not if there is room for all microbatches.
     bool cost(SearchStage& stage, const SetLinks& links) const {
-        if (has_one_speed_ && !in_.has_memory() && !(stage.mode & kRecomputes))
+        if (has_one_speed_ && !in_.has_memory() && !in_.has_measured() && !(stage.mode & kRecomputes))
             return cost_alike(stage, links);
         const auto in_mode = [&](int mode, StageCosts& costs) {
             return cost_stage(in_, stage.first_layer, stage.end_layer, links, stage.devices, mode, costs);

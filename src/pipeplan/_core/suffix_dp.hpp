@@ -34,6 +34,7 @@
 #include "kernels.hpp"
 #include "links.hpp"
 #include "memory.hpp"
+#include "stage_work.hpp"
 
 namespace pipeplan {
 
@@ -50,6 +51,7 @@ struct DeviceSet {
     Room room_by_memory = {};
     double rate_by_memory = 0.0;
     int mode = kKeeps;  // how the devices share a microbatch, a bit of StageMode
+    std::vector<Pace> paces = {};  // where layers were measured at several sizes; not for bounds
 };
 
 struct LinkPair {
@@ -229,14 +231,13 @@ class SuffixDp {
             for (int k = 0; k < behind[cut].size(); ++k)
                 keep(before(stage, behind[cut][k].value, M_), behind[cut][k].origin, mode);
         };
-        double forward_ms = 0.0, backward_ms = 0.0;
+        StageWork work(in_, rate, set.paces);
         double parameter_bytes = 0.0;
         StageNeeds needs{0.0, 0.0, in_.bytes_into(l)};
         for (int cut = l + 1; cut <= L_; ++cut) {
-            forward_ms += in_.forward_ms.value(cut - 1);
-            backward_ms += in_.backward_ms.value(cut - 1);
+            work.add(cut - 1);
             parameter_bytes += in_.parameter_bytes.value(cut - 1);
-            const StageCosts stage{rate * forward_ms, rate * backward_ms,
+            const StageCosts stage{work.forward(), work.backward(),
                                    set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
             if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead.forward > limit_ms_)
                 return;  // it only grows with the cut

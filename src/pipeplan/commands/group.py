@@ -16,6 +16,7 @@ from pipeplan.commands.report import plot_command, report_command, trace_command
 from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
 from pipeplan.commands.sweep import sweep_command
+from pipeplan.commands.testbed import testbed_command
 from pipeplan.commands.whatif import whatif_command
 from pipeplan.commands.zoo import zoo_command
 
@@ -81,6 +82,11 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
     ),
     (simulate_command, "Show a plan's timeline.", ("simulate bert.plan.json --json",)),
     (sweep_command, "Plan a grid of cases, resumable.", ("sweep cases.yaml -o results.csv",)),
+    (
+        testbed_command,
+        "Run a plan on its cluster, emulated here.",
+        ("testbed bert.plan.json", "testbed bert.plan.json --report measured.html"),
+    ),
     (trace_command, "Write a trace for Perfetto.", ("trace bert.plan.json -o trace.json",)),
     (
         whatif_command,

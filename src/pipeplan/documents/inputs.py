@@ -28,14 +28,18 @@ def model_document(model: ModelProfile) -> dict[str, Any]:
     if model.document is not None:
         return model.document
     document = {"format": MODEL_FORMAT, **_without_defaults(model)}
-    document["layers"] = [
-        {
-            name: value
-            for name, value in _without_defaults(layer).items()
-            if value != _settled_default(layer, name)
-        }
-        for layer in model.layers
-    ]
+    document["layers"] = [_layer_document(layer) for layer in model.layers]
+    return document
+
+
+def _layer_document(layer: LayerProfile) -> dict[str, Any]:
+    document = {
+        name: value
+        for name, value in _without_defaults(layer).items()
+        if value != _settled_default(layer, name)
+    }
+    if layer.at:
+        document["at"] = [_without_defaults(times) for times in layer.at]
     return document
 
 

@@ -59,8 +59,13 @@ class Problem:
         most = min(self.cost.max_replicas, self.model.microbatch_size)
         return replace(self, cost=self.cost.with_max_replicas(most))
 
-    def kernel_instance(self, *, memory_factor: float = 1.0) -> _core.Instance:
+    def kernel_instance(
+        self, *, memory_factor: float = 1.0, least_times: bool = False
+    ) -> _core.Instance:
         """The problem as planning kernels read it, limits included.
+
+        Bounds need `least_times`, where times were measured at several microbatch sizes: they
+        count with times in proportion to the samples that are nowhere above.
 
         Layers that share a stage and devices that stay unused are not among its limits: problems
         with these are made smaller before they are planned (`planner/reduction.py`).
@@ -74,7 +79,8 @@ class Problem:
                 else device.memory_gb * BYTES_IN_GB * memory_factor
                 for device in self.cluster.devices
             ]
-        return self.cost.kernel_instance(
+        cost = self.cost.with_least_times() if least_times else self.cost
+        return cost.kernel_instance(
             self.num_microbatches,
             _core.PlanLimits(
                 whole_samples=limits.whole_samples,
@@ -89,6 +95,10 @@ class Problem:
                 any_shares=self.any_shares,
             ),
         )
+
+    def bound_instance(self, instance: _core.Instance) -> _core.Instance:
+        """The instance itself; where times were measured at several sizes, one of least times."""
+        return instance if self.cost.measured is None else self.kernel_instance(least_times=True)
 
     @property
     def _max_stages(self) -> int:

@@ -203,6 +203,8 @@ def _batch_note(plan: Plan) -> str:
     batch = f"global batch {plan.microbatches * size}: {plan.microbatches} microbatches of {size}"
     if profiled == size or not isinstance(profiled, int):
         return f"{batch}, as profiled"
+    if any(layer.at for layer in plan.model.layers):
+        return f"{batch}; times as measured at several sizes, bytes scaled linearly from {profiled}"
     return f"{batch}; times and bytes scaled linearly from the profile's {profiled}"
 
 

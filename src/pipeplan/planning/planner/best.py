@@ -102,6 +102,7 @@ class _Search:
         self.num_layers = len(problem.cost.forward_ms_L)
         self.settings = settings.settings_for(self.num_devices)
         self.instance = problem.kernel_instance()
+        self.bounded = problem.bound_instance(self.instance)
         limits = replace(problem.limits, memory=problem.limits_memory)
         self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance, limits)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
@@ -275,7 +276,7 @@ class _Search:
         num_threads, deadline = self.problem.num_threads, self.problem.deadline
         buckets = bucket_sizes(self.num_devices, self.num_layers)
         if buckets is not None:
-            relaxed_ms = relaxed_bound_ms(self.instance, buckets, limit_ms, num_threads, deadline)
+            relaxed_ms = relaxed_bound_ms(self.bounded, buckets, limit_ms, num_threads, deadline)
             self._raise_bound(relaxed_ms, "relaxed")
         if not self.is_optimal and self.plans_on_sets:
             self._prove_on_sets()
@@ -286,7 +287,7 @@ class _Search:
         """All sets of devices, then single plans; both may give a better plan as well."""
         assert self.classes is not None, "without classes there are too many sets"
         exact_ms, plans, found = _core.prove_on_sets(
-            self.instance,
+            self.bounded,
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
@@ -303,7 +304,7 @@ class _Search:
     def _prove_on_near_sets(self) -> None:
         """Small sets of devices, as far as the effort allows."""
         near_ms, _, found = _core.prove_on_near_sets(
-            self.instance,
+            self.bounded,
             SET_CAPACITY,
             self.bound_ms,
             self.incumbent.iteration_ms,
@@ -318,7 +319,10 @@ class _Search:
     def _offer_found(self, found: list[tuple[float, _core.PlacedPlan, Codes]]) -> None:
         for iteration_ms, placed, codes in found:
             draft = Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms)
-            self.incumbent.offer_draft(draft, self.problem.deadline)
+            if self.cost.measured is None:
+                self.incumbent.offer_draft(draft, self.problem.deadline)
+            else:  # the bound's times are too low
+                self.offer(draft.stages)
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.

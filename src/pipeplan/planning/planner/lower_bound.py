@@ -31,6 +31,7 @@ MAX_RELAXED_STEPS = 1.6e9
 
 def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
     """All microbatches' work spread over all devices, without any loss."""
+    cost = cost.with_least_times()
     work_ms = float((cost.forward_ms_L + cost.backward_ms_L).sum())
     return num_microbatches * work_ms / float(cost.speed_D.sum())
 

@@ -83,8 +83,14 @@ def _is_whole(share: float, samples: int) -> bool:
 
 def _whole_counts(weights: list[float], samples: int) -> list[int]:
     """Whole samples in proportion to the weights, at least one each; ties go to the first."""
-    counts = [1] * len(weights)
-    for _ in range(samples - len(weights)):
+    counts = [max(1, int(samples * weight / sum(weights))) for weight in weights]
+    while sum(counts) > samples:  # at least one each was too many
+        most = max(
+            (i for i in range(len(weights)) if counts[i] > 1),
+            key=lambda i: (counts[i] / weights[i], i),
+        )
+        counts[most] -= 1
+    while sum(counts) < samples:
         # The next sample goes to the device that would then have the least for its weight.
         best = min(range(len(weights)), key=lambda i: ((counts[i] + 1) / weights[i], i))
         counts[best] += 1

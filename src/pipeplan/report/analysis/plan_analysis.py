@@ -1,13 +1,14 @@
 """A plan and its simulated iteration, with all that people look for in them."""
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cost import PipelineCosts
+from pipeplan.cost import Floats, PipelineCosts
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
@@ -85,6 +86,16 @@ class PlanAnalysis:
         self.has_groups = isinstance(self.run, GroupTimeline)
         """Whether the plan is of the second version."""
         self.num_used_devices = self.plan.num_used_devices
+
+    def with_times(
+        self, start_ms_N: Floats, end_ms_N: Floats, iteration_ms: float
+    ) -> "PlanAnalysis":
+        """The same plan with other times of its items, such as those of a run."""
+        other = copy.copy(self)
+        other.__dict__.pop("phases", None)
+        other.iteration_ms = iteration_ms
+        other.items = replace(self.items, start_ms_N=start_ms_N, end_ms_N=end_ms_N)
+        return other
 
     @cached_property
     def verdict(self) -> str | None:
