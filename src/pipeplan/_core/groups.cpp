@@ -107,19 +107,21 @@ void require_complete(const GroupCostsView& costs, const GroupOrders& orders) {
             const GroupCode code = orders.codes[k];
             const GroupCode stage = code >> 32;
             const std::size_t m = microbatch_of(code);
-            const std::string where = "codes: group " + std::to_string(g) + ", block " +
-                                      std::to_string(k - orders.first[g]);
-            require(code >= 0 && stage < costs.num_stages && costs.group_of[stage] == g && m < M,
-                    where + " is of another group, or of no microbatch");
+            const auto refuse = [&](const char* why) {
+                throw std::invalid_argument("codes: group " + std::to_string(g) + ", block " +
+                                            std::to_string(k - orders.first[g]) + " " + why);
+            };
+            if (code < 0 || stage >= costs.num_stages || costs.group_of[stage] != g || m >= M)
+                refuse("is of another group, or of no microbatch");
             std::uint8_t& state = next[stage * M + m];
             const int kind = kind_of(code);
             if (kind == kForward && state == kNextForward) state = kNextBackward;
             else if (kind == kBackward && state == kNextBackward) state = kNextNothing;
             else if (kind == kInputGradient && state == kNextBackward) state = kNextWeight;
             else if (kind == kWeightGradient && state == kNextWeight) state = kNextNothing;
-            else require(false, where + " stands twice or before what it needs");
-            require(kind < kInputGradient || !std::isnan(costs.length_ms[stage * 4 + kind]),
-                    where + " is half of a backward that cannot be cut");
+            else refuse("stands twice or before what it needs");
+            if (kind >= kInputGradient && std::isnan(costs.length_ms[stage * kNumBlockKinds + kind]))
+                refuse("is half of a backward that cannot be cut");
         }
     }
     require(std::all_of(next.begin(), next.end(), [](auto state) { return state == kNextNothing; }),

@@ -5,6 +5,7 @@ page: for each stage its blocks, then its channel's transfers forward and backwa
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,4 +89,4 @@ def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes | Floats:
     at_edges[0] = 0  # all that happens at the very start
     most = np.maximum.reduceat(memory.in_flight, at_edges[:-1])  # without the last of each bin
     most = np.maximum(most, memory.in_flight[at_edges[1:]])
-    return most.astype(memory.in_flight.dtype)
+    return cast("Codes | Floats", most.astype(memory.in_flight.dtype))
