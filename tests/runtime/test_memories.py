@@ -288,3 +288,16 @@ def test_the_generators_of_a_program_stay_as_they_are():
         seed_all(7, torch.device("cpu"))
         assert draw() == inside
     assert (*found, draw()) == expected
+
+
+def test_a_generator_of_its_own_is_named_as_such():
+    class Draws(Layer):
+        def __init__(self):
+            super().__init__()
+            self.generator = random.Random(0)
+
+        def forward(self, x):
+            return super().forward(x) + self.generator.random()
+
+    refusal = find_refusal(subject(Draws, Layer), None, [0, 1])
+    assert "draws from a source of its own" in refusal
