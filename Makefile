@@ -9,7 +9,7 @@ KERNELS := $(wildcard src/pipeplan/_core/*.cpp src/pipeplan/_core/*.hpp)
 $(shell mkdir -p $(VENV); find src/pipeplan -name '*.py' | sort > $(VENV)/modules.new; \
   cmp -s $(VENV)/modules.new $(VENV)/modules || cp $(VENV)/modules.new $(VENV)/modules)
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/pipeplan demo
@@ -19,6 +19,11 @@ test: $(VENV)/installed-test lint
 
 test-full: $(VENV)/installed-test lint
 	$(BIN)/pytest -n 2
+
+# The documentation as a site in build/site; a warning is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -39,6 +44,10 @@ $(VENV)/installed: $(VENV)/tools $(VENV)/modules pyproject.toml CMakeLists.txt $
 
 $(VENV)/installed-test: $(VENV)/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e ".[test]"
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

@@ -1,6 +1,7 @@
 """What the kernels compute, in a few obvious lines each; slow, and right by reading."""
 
 import itertools
+from functools import cache
 
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import PlanFileError
@@ -195,3 +196,23 @@ def pe_orders(costs: PipelineCosts, num_microbatches: int) -> list[list[int]]:
         if not under_way:
             return orders
         now = max(now, min(item[0] for item in under_way))
+
+
+@cache
+def stage_orders(num_microbatches: int) -> list[list[int]]:
+    """All orders of a stage's blocks in which each backward follows its forward."""
+    orders = []
+    for places in itertools.combinations(range(2 * num_microbatches), num_microbatches):
+        order, forwards, backwards = [], 0, 0
+        for position in range(2 * num_microbatches):
+            if position in places:
+                order.append(forwards)
+                forwards += 1
+            else:
+                order.append(-1 - backwards)
+                backwards += 1
+            if backwards > forwards:
+                break
+        else:
+            orders.append(order)
+    return orders

@@ -24,15 +24,12 @@ from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
-from pipeplan.planning.door import plan
+from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.exact import (
-    all_placements,
-    optimal_schedule,
-    whole_sample_variants,
-)
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
+from pipeplan.planning.planner.exact import optimal_schedule
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
@@ -230,9 +227,10 @@ class TestRecursions:
         for seed in range(20):
             rng = random.Random(seed)
             cost = CostModel(random_model(rng, 8), random_cluster(rng, 5))
-            instance = cost.kernel_instance(4)
+            problem = make_problem(cost.model, cost.cluster, 4, divisible=True)
+            instance = problem.kernel_instance()
             everyone = list(range(5))
-            known = plan(cost.model, cost.cluster, 4).iteration_ms
+            known = plan(cost.model, cost.cluster, 4, divisible=True).iteration_ms
             free, _ = _core.plan_on_sets(instance, everyone, 2, np.inf, 0, 1)
             limited, _ = _core.plan_on_sets(instance, everyone, 2, known, 0, 1)
             assert limited <= known * (1 + 1e-9)

@@ -26,6 +26,7 @@ from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner import exact
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.coarsening import coarsen
+from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import relaxed_bound_ms, work_bound_ms
 from pipeplan.planning.planner.placement import placed_plan
@@ -185,7 +186,7 @@ class TestBest:
             model, cluster = random_model(rng, rng.randint(2, 8)), random_cluster(rng, V)
             made = plan(model, cluster, 3, effort=0.05, divisible=True)
             cost = CostModel(model, cluster)
-            instance = cost.kernel_instance(3)
+            instance = make_problem(model, cluster, 3, divisible=True).kernel_instance()
             bound_ms, name = made.bound.lower_bound_ms, made.options["bound"]
             names.add(name)
             work_ms = work_bound_ms(cost, 3)
@@ -261,7 +262,8 @@ class TestBest:
             rng = random.Random(seed)
             model, cluster = random_model(rng, rng.randint(2, 6)), random_cluster(rng, 4)
             model = replace(model, microbatch_size=12)
-            made = plan(model, replace(cluster, duplex=Duplex.FULL), 3)
+            devices = tuple(replace(device, speed=1.0) for device in cluster.devices)
+            made = plan(model, replace(cluster, devices=devices, duplex=Duplex.FULL), 3)
             proved += made.bound.gap(made.iteration_ms) < 1e-6
         assert proved >= 26
 
@@ -342,7 +344,7 @@ class TestExact:
             optimum_ms = exact.plan_exact(problem).iteration_ms
             slower = [
                 draft
-                for stages in exact.all_placements(problem.cost)
+                for stages in all_placements(problem.cost)
                 if 1.0001 * optimum_ms
                 < (draft := execute_pe(problem.cost, stages, 3)).iteration_ms
                 < 1.025 * optimum_ms
@@ -380,6 +382,7 @@ class TestExact:
         problem = make_problem(model, cluster, 5)
         draft = execute_pe(problem.cost, stages, 5)
         monkeypatch.setattr(exact, "plan_best", lambda _: draft)
+        monkeypatch.setattr(exact, "plan_best_shares", lambda _: draft)
         made = exact.plan_exact(problem)
         assert made.iteration_ms < draft.iteration_ms
         assert made.schedule_guarantee_ms is None
@@ -408,6 +411,6 @@ class TestExact:
                     except PlanFileError:
                         continue
                     expected.add(stages)
-            found = list(exact.all_placements(cost))
+            found = list(all_placements(cost))
             assert len(found) == len(set(found))
             assert set(found) == expected

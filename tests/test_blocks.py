@@ -74,7 +74,7 @@ def test_schedules_compare_hash_and_travel():
     assert repr(schedule) == "<Schedule of 3 stages, 6 blocks>"
 
 
-@pytest.mark.parametrize("block", [Block(F, 1, 0), Block(B, 0, -1), Block(F, 0, 2**40)])
+@pytest.mark.parametrize("block", [Block(F, -1, 0), Block(B, 0, -1), Block(F, 0, 2**40)])
 def test_blocks_that_fit_nowhere_are_kept_for_the_checker(block):
     """A negative microbatch must not become a backward, nor another stage's block this one's."""
     schedule = Schedule([[Block(F, 0, 0), block]])
@@ -82,7 +82,7 @@ def test_blocks_that_fit_nowhere_are_kept_for_the_checker(block):
     assert schedule.block(0, 1) == block
     assert schedule.to_codes() == [[0, 2**31 - 1]]
     assert pickle.loads(pickle.dumps(schedule)) == schedule  # noqa: S301
-    assert schedule != Schedule([[Block(F, 0, 0), Block(F, 7, 7)]])
+    assert schedule != Schedule([[Block(F, 0, 0), Block(F, 0, -7)]])
     assert schedule != Schedule.from_codes(schedule.to_codes())
 
 

@@ -15,7 +15,7 @@ from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planning.door import plan
-from pipeplan.planning.planner.exact import all_placements, whole_sample_variants
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 

@@ -573,9 +573,9 @@ def test_1024_devices_load_soon(tmp_path):
         "bandwidth_gb_per_s": [[rng.uniform(1, 2) for _ in range(1024)] for _ in range(1024)],
     }
     path = saved(tmp_path, document)
-    start = time.perf_counter()
+    start = time.process_time()
     cluster = files.read_cluster(path)
-    assert time.perf_counter() - start < 5  # far more than it takes alone on a core
+    assert time.process_time() - start < 5  # far more than it takes alone on a core
     assert cluster.bandwidth_gb_per_s[7][9] == document["bandwidth_gb_per_s"][7][9]
 
 

@@ -175,7 +175,7 @@ class TestWholeSamples:
             problem = make_problem(model, cluster, microbatches)
             instance = problem.within_samples().kernel_instance()
             stages = tuple(
-                shared_stage(instance, stage.layers, stage.devices, recompute=rng.random() < 0.3)
+                shared_stage(instance, replace(stage, recompute=rng.random() < 0.3))
                 for stage in random_cover(rng, model, cluster)
             )
             placed = placed_plan(instance, stages)
@@ -201,7 +201,7 @@ class TestWholeSamples:
         )
         model = replace(even_model(2, 1, 1), microbatch_size=5)
         problem = make_problem(model, replace(cluster, devices=devices), 2)
-        stage = shared_stage(problem.kernel_instance(), range(2), (0, 1, 2))
+        stage = shared_stage(problem.kernel_instance(), Stage(layers=range(2), devices=(0, 1, 2)))
         assert stage.devices == (1, 2, 0)
         assert stage.shares == (2 / 5, 2 / 5, 1 / 5)
 
@@ -278,7 +278,7 @@ def expected_caps(problem, stages) -> list[int]:
 class TestConstraints:
     def test_random_constraints_are_kept_and_the_best_plan_is_found(self):
         """Against all placements of tiny instances; constraints that nothing keeps are refused."""
-        from pipeplan.planning.planner.exact import all_placements
+        from pipeplan.planning.planner.every_placement import all_placements
 
         kept = refused = 0
         for seed in range(60):

@@ -1,4 +1,4 @@
-"""Links that devices share: the format, simulator and plain replay, the rules by hand."""
+"""Links that devices share: the rules by hand, the format, reports."""
 
 import random
 from dataclasses import replace
@@ -8,200 +8,16 @@ import pytest
 
 import pipeplan
 from pipeplan import checker
-from pipeplan.cluster import Cluster, Device, Duplex, HostGroup, expand_hosts
+from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.documents.inputs import cluster_document, parse_cluster
 from pipeplan.documents.json_text import parse_json, to_json
 from pipeplan.errors import InputError
-from pipeplan.pipeline import Plan, Schedule, Stage
-from pipeplan.plain_flows import _FlowReplay, longest_times, replay_flows
+from pipeplan.pipeline import Stage
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.report.analysis.items import make_items
-from pipeplan.schedules import run_pe, schedule_guarantee_ms
-from pipeplan.shared_links import SharedLink
-from pipeplan.simulator import Preference, run_list, run_plan, run_schedule, timeline_of
-
-# ---------------------------------------------------------------------------- random plans
-
-
-def random_cluster(rng: random.Random) -> Cluster:
-    num_devices = rng.randint(2, 9)
-    hosts = [f"h{rng.randrange(max(1, num_devices // 2))}" for _ in range(num_devices)]
-    if rng.random() < 0.5:
-        hosts.sort()
-    devices = tuple(
-        Device(name=f"d{i}", host=host, speed=rng.choice([1, 1, 2, 0.5]))
-        for i, host in enumerate(hosts)
-    )
-    everyone = range(num_devices)
-    rates = [
-        [rng.choice([1.0, 2.0, 4.0, 10 ** rng.uniform(-1, 1)]) for _ in everyone] for _ in everyone
-    ]
-    waits = [[rng.choice([0.0, 5.0, 100.0]) for _ in everyone] for _ in everyone]
-    named = {host: rng.choice([0.5, 1.0, 3.0]) for host in sorted(set(hosts)) if rng.random() < 0.7}
-    uplinks = rng.choice([None, 1.0, 2.0, named or None])
-    shared = tuple(
-        SharedLink(
-            name=f"s{i}",
-            members=tuple(rng.sample([d.name for d in devices], rng.randint(1, num_devices))),
-            gb_per_s=rng.choice([0.5, 1.0, 2.0, 5.0]),
-            in_gb_per_s=rng.choice([None, 0.7, 3.0]),
-        )
-        for i in range(rng.randint(0 if uplinks else 1, 3))
-    )
-    return Cluster(
-        name="random",
-        devices=devices,
-        bandwidth_gb_per_s=tuple(map(tuple, rates)),
-        latency_us=rng.choice([0.0, 50.0, tuple(map(tuple, waits))]),
-        duplex=rng.choice(list(Duplex)),
-        uplink_gb_per_s=uplinks,
-        shared=shared,
-    )
-
-
-def random_model(rng: random.Random) -> ModelProfile:
-    def some_bytes() -> float:
-        return rng.choice([0.0, 1e6, 2e6, 5e6, float(rng.randint(1, 10**7))])
-
-    def some_ms() -> float:
-        return rng.choice([0.0, 1.0, 2.0, rng.uniform(0.1, 5)])
-
-    return ModelProfile(
-        name="random",
-        microbatch_size=8,
-        layers=tuple(
-            LayerProfile(
-                name=str(i),
-                forward_ms=some_ms(),
-                backward_ms=some_ms(),
-                output_bytes=some_bytes(),
-                gradient_bytes=some_bytes(),
-                parameter_bytes=some_bytes(),
-            )
-            for i in range(rng.randint(1, 8))
-        ),
-    )
-
-
-def random_stages(rng: random.Random, model: ModelProfile, cluster: Cluster) -> tuple[Stage, ...]:
-    num_layers, num_devices = len(model.layers), cluster.num_devices
-    num_stages = rng.randint(1, min(num_layers, num_devices))
-    cuts = [0, *sorted(rng.sample(range(1, num_layers), num_stages - 1)), num_layers]
-    order = rng.sample(range(num_devices), num_devices)
-    used = rng.randint(num_stages, num_devices)
-    sets = [0, *sorted(rng.sample(range(1, used), num_stages - 1)), used]
-    stages = []
-    for n in range(num_stages):
-        devices = tuple(order[sets[n] : sets[n + 1]])
-        parts = [rng.randint(1, 4) for _ in devices]
-        shares = tuple(part / sum(parts) for part in parts) if rng.random() < 0.4 else None
-        stages.append(Stage(layers=range(cuts[n], cuts[n + 1]), devices=devices, shares=shares))
-    return tuple(stages)
-
-
-def random_plan(seed: int, preference: Preference | None = None) -> Plan:
-    rng = random.Random(seed)
-    cluster, model = random_cluster(rng), random_model(rng)
-    stages = random_stages(rng, model, cluster)
-    microbatches = rng.randint(1, 12)
-    costs = CostModel(model, cluster).pipeline_costs(stages)
-    caps = [rng.randint(1, microbatches) for _ in stages]
-    chosen = preference or rng.choice(list(Preference))
-    run = run_list(costs, microbatches, chosen, caps)
-    return Plan(
-        planner="test",
-        model=model,
-        cluster=cluster,
-        microbatches=microbatches,
-        stages=stages,
-        schedule=Schedule.from_codes(run.order_SM2),
-    )
-
-
-COUNTS = [pytest.param(250, id="some"), pytest.param(6000, id="many", marks=pytest.mark.full)]
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_simulator_and_plain_replay_agree(count):
-    for seed in range(count):
-        plan = random_plan(seed)
-        costs, run = run_plan(plan)
-        block_ends, ring_ends = replay_flows(plan, costs)
-        assert run.end_ms_S.tolist() == pytest.approx(ring_ends, rel=1e-9, abs=1e-9), seed
-        ends = timeline_of(costs, run).block_end_ms_SM2.tolist()
-        for mine, theirs in zip(ends, block_ends, strict=True):
-            assert mine == pytest.approx(list(theirs), rel=1e-9, abs=1e-9), seed
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_every_sharing_is_fair(count, monkeypatch):
-    """No link above its capacity; who is below its limit uses a full link and is fastest there."""
-    share_links = _FlowReplay.share_links
-    sharings = 0
-
-    def judged(self: _FlowReplay) -> None:
-        nonlocal sharings
-        if not self.has_changed:
-            return
-        share_links(self)
-        sharings += 1
-        used = dict.fromkeys(self.capacity, 0.0)
-        fastest = dict.fromkeys(self.capacity, 0.0)
-        for each in self.under_way:
-            assert 0 < each.rate <= each.kind.limit * (1 + 1e-9)
-            for side in each.kind.sides:
-                used[side] += each.count * each.rate
-                fastest[side] = max(fastest[side], each.rate)
-        assert all(used[side] <= self.capacity[side] * (1 + 1e-9) for side in used)
-        for each in self.under_way:
-            assert each.rate >= each.kind.limit * (1 - 1e-9) or any(
-                used[side] >= self.capacity[side] * (1 - 1e-9)
-                and fastest[side] <= each.rate * (1 + 1e-9)
-                for side in each.kind.sides
-            )
-
-    monkeypatch.setattr(_FlowReplay, "share_links", judged)
-    for seed in range(count // 2):
-        plan = random_plan(seed)
-        replay_flows(plan, run_plan(plan)[0])
-    assert sharings > count
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_guarantee_of_pe_and_least_times_hold(count):
-    for seed in range(count):
-        plan = random_plan(seed, Preference.UNIT_PIPELINE)
-        costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
-        run = run_pe(costs, plan.microbatches)
-        guarantee_ms = schedule_guarantee_ms(costs, plan.microbatches)
-        assert run.iteration_ms <= guarantee_ms * (1 + 1e-9), seed
-        channels_ms, rings_ms = longest_times(plan)
-        busiest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *channels_ms])
-        rounds = plan.microbatches + 4 * (len(plan.stages) - 1)
-        assert guarantee_ms == pytest.approx(rounds * busiest_ms + max(rings_ms)), seed
-        timeline = timeline_of(costs, run)
-        for transfer in timeline.transfers:
-            at_least = (
-                costs.send_forward_ms_C[transfer.channel]
-                if transfer.kind.value == "F"
-                else costs.send_backward_ms_C[transfer.channel]
-            )
-            assert transfer.end_ms - transfer.start_ms >= at_least * (1 - 1e-9) - 1e-9, seed
-        reduced_ms = timeline.all_reduce_end_ms_S - timeline.all_reduce_start_ms_S
-        assert (reduced_ms >= costs.all_reduce_ms_S * (1 - 1e-9) - 1e-9).all(), seed
-
-
-def test_links_that_never_bind_change_nothing():
-    for seed in range(60):
-        plan = random_plan(seed)
-        plain = replace(plan.cluster, uplink_gb_per_s=None, shared=())
-        wide = replace(plain, uplink_gb_per_s=1e9)
-        alone, shared = (
-            run_plan(replace(plan, cluster=cluster))[1].iteration_ms for cluster in (plain, wide)
-        )
-        assert shared == pytest.approx(alone, rel=1e-12), seed
-
+from pipeplan.simulator import run_plan, run_schedule, timeline_of
+from shared_plans import random_cluster, random_plan
 
 # ---------------------------------------------------------------------------- by hand
 

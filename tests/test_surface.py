@@ -152,6 +152,17 @@ COMMANDS = {
     "report": {"plan", "-o", "--output"},
     "simulate": {"plan", "--json"},
     "sweep": {"spec", "-o", "--output", "--jobs", "--backend", "--address"},
+    "testbed": {
+        "plan",
+        "--iterations",
+        "--real",
+        "--time-factor",
+        "--whole-samples",
+        "--way",
+        "--report",
+        "--trace",
+        "--json",
+    },
     "trace": {"plan", "-o", "--output"},
     "whatif": {
         "plan",
@@ -185,6 +196,8 @@ MAY_GROW = {"plan"}
 def test_commands_and_flags_stay(name):
     command = cli.get_command(click.Context(cli), name)
     flags = {flag for parameter in command.params for flag in parameter.opts}
+    assert flags >= {"-q", "--quiet"}
+    flags -= {"-q", "--quiet"}
     if name in MAY_GROW:
         assert flags >= COMMANDS[name]
     else:
@@ -266,24 +279,28 @@ ROOMS = [
     {"host_matrix", "shared_links"},
     {"cluster"},
     {"blocks"},
+    {"timelines"},
     {"pipeline"},
     {"host_links"},
     {"documents"},
     {"_core"},
     {"contention"},
-    {"memory_parts"},
+    {"measured_times", "memory_parts"},
     {"cost"},
-    {"simulator"},
+    {"group_costs"},
+    {"group_memory"},
+    {"simulator", "group_simulator"},
     {"schedules"},
     {"figures"},
-    {"number_checks", "plain_replay"},
-    {"plain_flows"},
+    {"bound_checks", "group_checks", "number_checks", "plain_replay", "plain_sharing"},
+    {"plain_flows", "plain_group_memory", "plain_groups"},
+    {"plain_group_flows"},
     {"checker", "plugins", "zoo"},
     {"replaying"},
     {"planning.limits", "planning.same_file"},
     {"planning.options"},
     {"planning.problem"},
-    {"planning.inputs"},
+    {"planning.inputs", "planning.plausibility"},
     {"planning.prediction"},
     {"planning.planner", "planning.baselines"},
     {"planning.registry"},
@@ -295,6 +312,7 @@ ROOMS = [
     {"splitting"},
     {"runtime"},
     {"run"},
+    {"testbed"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -302,15 +320,29 @@ ROOMS = [
 """A room imports only from rooms above it, lazy imports included. Every module lies in a room."""
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 OPTIONAL = {"torch", "matplotlib", "numba"}
-MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting"}
+MAY_NEED_OPTIONAL = {"runtime", "measure", "splitting", "testbed"}
 CHECKER_MAY_IMPORT = {
+    "bound_checks",
+    "cluster",
     "cost",
     "errors",
+    "group_checks",
+    "group_costs",
     "number_checks",
     "pipeline",
     "plain_flows",
+    "plain_group_flows",
+    "plain_group_memory",
+    "plain_groups",
     "plain_replay",
+    "plain_sharing",
 }
+
+
+CHECKER_FILES = [
+    "checker.py",
+    *(f"{name}.py" for name in sorted(CHECKER_MAY_IMPORT) if "check" in name or "plain" in name),
+]
 
 
 def modules() -> list[Path]:
@@ -382,7 +414,7 @@ def test_no_modules_import_each_other_in_a_circle():
             del uses[name]
 
 
-@pytest.mark.parametrize("file", ["checker.py", "plain_replay.py"])
+@pytest.mark.parametrize("file", CHECKER_FILES)
 def test_the_checker_shares_only_the_costs(file):
     used = imports(SOURCE / file, at_top=False)
     rooms = {room_of(module) for module in used if module.startswith("pipeplan")}

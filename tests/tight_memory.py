@@ -68,7 +68,7 @@ def optimum_ms(model: ModelProfile, cluster: Cluster, num_microbatches: int) -> 
     cost = CostModel(model, cluster)
     plans = []
     for stages in _all_stages(cost):
-        caps = [_most_in_flight(cost, stage, num_microbatches) for stage in stages]
+        caps = [most_in_flight(cost, stage, num_microbatches) for stage in stages]
         if min(caps) < 1:
             continue
         try:
@@ -82,7 +82,7 @@ def optimum_ms(model: ModelProfile, cluster: Cluster, num_microbatches: int) -> 
     for bound_ms, caps, costs in plans:
         if bound_ms >= best_ms * (1 - 1e-9):
             break
-        best_ms = min(best_ms, _fastest_ms(costs, num_microbatches, caps, bound_ms))
+        best_ms = min(best_ms, fastest_ms(costs, num_microbatches, caps, bound_ms))
     return best_ms
 
 
@@ -96,7 +96,7 @@ def _all_stages(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
             ]
             if not all(0 < len(devices) <= samples for devices in sets):
                 continue
-            shares = itertools.product(*(list(_whole_shares(len(s), samples)) for s in sets))
+            shares = itertools.product(*(sorted(_whole_shares(cost, s)) for s in sets))
             recompute = itertools.product([False, True], repeat=num_stages)
             cuts = itertools.combinations(range(1, num_layers), num_stages - 1)
             for ends, share, again in itertools.product(cuts, shares, recompute):
@@ -112,14 +112,39 @@ def _all_stages(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
                 )
 
 
-def _whole_shares(size: int, samples: int) -> Iterator[tuple[float, ...]]:
-    """Every way to give some of the devices one sample more."""
+def _whole_shares(cost: CostModel, devices: tuple[int, ...]) -> set[tuple[float, ...]]:
+    """Whole samples as even as can be, or nearly in proportion to speed.
+
+    The former: every way to give some devices one sample more. The latter: off by less than a
+    sample, or such that the last device is done as early as can be.
+    """
+    size, samples = len(devices), cost.model.microbatch_size
     fewer, more = divmod(samples, size)
-    for chosen in itertools.combinations(range(size), more):
-        yield tuple((fewer + (n in chosen)) / samples for n in range(size))
+    ways = {
+        tuple(fewer + (n in chosen) for n in range(size))
+        for chosen in itertools.combinations(range(size), more)
+    }
+    speeds = [float(cost.speed_D[u]) for u in devices]
+    if len(set(cost.speed_D.tolist())) > 1:
+        wanted = [samples * speed / sum(speeds) for speed in speeds]
+        every = list(_divisions(samples, size))
+        ends = [max(n / s for n, s in zip(way, speeds, strict=True)) for way in every]
+        ways |= {
+            way
+            for way, end in zip(every, ends, strict=True)
+            if end <= min(ends) * (1 + 1e-12)
+            or all(abs(n - exact) < 1 for n, exact in zip(way, wanted, strict=True))
+        }
+    return {tuple(n / samples for n in way) for way in ways}
 
 
-def _most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int:
+def _divisions(samples: int, size: int) -> Iterator[tuple[int, ...]]:
+    for cuts in itertools.combinations(range(1, samples), size - 1):
+        ends = (*cuts, samples)
+        yield tuple(end - first for first, end in zip((0, *cuts), ends, strict=True))
+
+
+def most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int:
     for held in range(num_microbatches, 0, -1):
         needs_gb = cost.memory_gb(stage, held)
         if all(
@@ -130,7 +155,7 @@ def _most_in_flight(cost: CostModel, stage: Stage, num_microbatches: int) -> int
     return 0
 
 
-def _fastest_ms(
+def fastest_ms(
     costs: PipelineCosts, num_microbatches: int, caps: list[int], bound_ms: float
 ) -> float:
     """The time of the fastest order of blocks within the caps."""

@@ -11,7 +11,14 @@ from pipeplan.cluster import Cluster
 from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.planning.door import plan
 
-CLUSTERS = ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g", "random-8")
+CLUSTERS = (
+    "1x8-nvlink",
+    "1x8-pcie",
+    "4x2-10g-no-shared-card",
+    "4x2-25g-no-shared-card",
+    "4x2-100g-no-shared-card",
+    "random-8",
+)
 MICROBATCHES = (8, 32)
 MICROBATCH_SIZE = 8
 """All numbers of replicas on eight devices divide it but 3, 5, 6 and 7."""

@@ -21,7 +21,15 @@ MODELS = (
     "transformer-big", "bert-large", "bert-48", "xlnet-large", "gpt2-xl",
     "llama-7b", "llama-70b", "mixtral-8x7b", "llava-7b",
 )  # fmt: skip
-CLUSTERS = ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g", "2x8-100g", "8x8-100g")
+CLUSTERS = (
+    "1x8-nvlink",
+    "1x8-pcie",
+    "4x2-10g-no-shared-card",
+    "4x2-25g-no-shared-card",
+    "4x2-100g-no-shared-card",
+    "2x8-100g-no-shared-card",
+    "8x8-100g-no-shared-card",
+)
 MICROBATCHES = 16
 KEPT = 0.4
 """The part of the unlimited plan's activations for which there is memory."""

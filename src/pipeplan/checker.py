@@ -5,18 +5,24 @@ rules of `docs/formats.md`. It does not trust the simulator that predicted the f
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.bound_checks import bound_errors
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
+from pipeplan.group_checks import device_errors, order_errors, share_errors, split_errors
+from pipeplan.group_costs import group_costs
 from pipeplan.number_checks import MAX_MICROBATCHES, SHARES, Matrix, number_errors
-from pipeplan.pipeline import BoundScope, Codes, Plan, Prediction, Stage
+from pipeplan.pipeline import Codes, Plan, Prediction, Stage
 from pipeplan.plain_flows import longest_times, replay_flows
+from pipeplan.plain_group_flows import replay_group_flows
+from pipeplan.plain_group_memory import group_memory_gb
+from pipeplan.plain_groups import replay_groups
 from pipeplan.plain_replay import block_name, replay
 
 __all__ = [
@@ -65,12 +71,11 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     if errors:
         return Verdict(errors=tuple(errors))
     cost = CostModel(plan.model, plan.cluster)
-    costs = cost.pipeline_costs(plan.stages)
     try:
-        stage_ends_ms = _replayed_ends(plan, costs)
+        figures = _group_figures(plan, cost) if plan.uses_families else _stage_figures(plan, cost)
     except ScheduleError as error:
         return Verdict(errors=(str(error),))
-    stale = _first_few(disagreements(plan, _replayed_figures(plan, cost, costs, stage_ends_ms)))
+    stale = _first_few(disagreements(plan, figures))
     too_much = memory_excesses(plan, cost)
     split = tuple(_split_samples(plan))
     if strict_memory:
@@ -105,18 +110,18 @@ def _first_few(messages: Iterable[str]) -> list[str]:
 
 def _find_structural_errors(plan: Plan) -> Iterator[str]:
     wrong = False
-    for message in chain(_check_stages(plan), _check_shares(plan), number_errors(plan)):
+    for message in chain(
+        _check_stages(plan), _check_shares(plan), number_errors(plan), split_errors(plan)
+    ):
         wrong = True
         yield message
     if not wrong:
         yield from _check_links(plan)
-    yield from _check_schedule(plan)
+    yield from order_errors(plan) if plan.uses_families else _check_schedule(plan)
 
 
 def _check_stages(plan: Plan) -> Iterator[str]:
     next_layer = 0
-    stage_of: dict[int, int] = {}
-    num_devices = len(plan.cluster.devices)
     if plan.microbatches < 1:
         yield f"microbatches: {plan.microbatches} is not at least 1"
     elif plan.microbatches > MAX_MICROBATCHES:
@@ -128,16 +133,7 @@ def _check_stages(plan: Plan) -> Iterator[str]:
                 " stages cover all layers once, in order"
             )
         next_layer = stage.layers.stop
-        for device in stage.devices:
-            if not 0 <= device < num_devices:
-                yield f"stages[{index}].devices: there is no device {device}"
-            elif device in stage_of:
-                yield (
-                    f"stages[{index}].devices: {plan.cluster.devices[device].name!r} already"
-                    f" serves stage {stage_of[device]}; a device serves one stage"
-                )
-            else:
-                stage_of[device] = index
+    yield from device_errors(plan)
     if next_layer != len(plan.model.layers):
         yield (
             f"stages: cover {next_layer} of {len(plan.model.layers)} layers;"
@@ -158,6 +154,7 @@ def _check_shares(plan: Plan) -> Iterator[str]:
             yield f"{path}: {min(stage.shares):g}..{max(stage.shares):g} is not within 1e-06..1"
         elif abs(math.fsum(stage.shares) - 1) > SHARE_SUM_TOLERANCE:
             yield f"{path}: sum to {math.fsum(stage.shares):.12g}, not to 1"
+    yield from share_errors(plan)
 
 
 def _check_links(plan: Plan) -> Iterator[str]:
@@ -166,6 +163,8 @@ def _check_links(plan: Plan) -> Iterator[str]:
     row_D, paths = _paths(plan.cluster.bandwidth_gb_per_s)
     for index, stage in enumerate(plan.stages):
         behind = plan.stages[index + 1].devices if index + 1 < len(plan.stages) else ()
+        if set(behind) == set(stage.devices):
+            behind = ()  # what stays in a group is not sent
         others = np.array([*stage.devices, *behind], dtype=np.intp)
         for position, u in enumerate(stage.devices):
             rest = others[position + 1 :]
@@ -243,7 +242,8 @@ def _split_samples(plan: Plan) -> Iterator[str]:
     ]
     if split:
         stage = plan.stages[split[0]]
-        more = f" (and {len(split) - 1} stages more)" if len(split) > 1 else ""
+        others = len(split) - 1
+        more = f" (and {others} stage{'s' if others > 1 else ''} more)" if others else ""
         share = max(stage.device_shares)
         yield (
             f"stage {split[0]} splits samples: a device takes {share * samples:.3g} of {samples}"
@@ -252,21 +252,24 @@ def _split_samples(plan: Plan) -> Iterator[str]:
 
 
 def _find_memory_excesses(plan: Plan, cost: CostModel) -> Iterator[str]:
-    for index, needs_gb in enumerate(_memory_gb(plan, cost)):
-        for u, need_gb in zip(plan.stages[index].devices, needs_gb, strict=True):
+    noun = "group" if plan.uses_families else "stage"
+    for index, needs in enumerate(_memory_gb(plan, cost)):
+        for u, need_gb in needs.items():
             device = plan.cluster.devices[u]
             if device.memory_gb is None:
                 continue
             if need_gb > device.memory_gb * (1 + RELATIVE_TOLERANCE):
                 yield (
-                    f"stage {index} needs {need_gb:.3g} GB on"
+                    f"{noun} {index} needs {need_gb:.3g} GB on"
                     f" {device.name!r} ({device.memory_gb:g} GB);"
                     " use more devices, a smaller microbatch or fewer microbatches in flight"
                 )
 
 
-def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
-    """For each stage its devices' memory, from the most microbatches there at once."""
+def _memory_gb(plan: Plan, cost: CostModel) -> list[dict[int, float]]:
+    """For each stage or group its devices' memory."""
+    if plan.uses_families:
+        return group_memory_gb(plan)
     memory = []
     for index, stage in enumerate(plan.stages):
         in_flight = most = 0
@@ -274,16 +277,34 @@ def _memory_gb(plan: Plan, cost: CostModel) -> list[list[float]]:
             in_flight += 1 if code >= 0 else -1
             if in_flight > most:
                 most = in_flight
-        memory.append(cost.memory_gb(stage, most))
+        memory.append(dict(zip(stage.devices, cost.memory_gb(stage, most), strict=True)))
     return memory
 
 
-def _replayed_figures(
-    plan: Plan, cost: CostModel, costs: PipelineCosts, stage_ends_ms: Sequence[float]
-) -> Prediction:
+def _group_figures(plan: Plan, cost: CostModel) -> Prediction:
+    """What a plan with groups should predict; it has no guarantee."""
+    replay_plan = replay_group_flows if plan.cluster.links else replay_groups
+    iteration_ms = replay_plan(plan, group_costs(cost, plan.stages)).iteration_ms
+    busy_ms = plan.microbatches * math.fsum(
+        ms for stage in plan.stages for ms in cost.device_compute_ms(stage)
+    )
+    num_used = len({device for stage in plan.stages for device in stage.devices})
+    return Prediction(
+        iteration_ms=iteration_ms,
+        bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,
+        peak_memory_gb={
+            plan.cluster.devices[device].name: need_gb
+            for needs in _memory_gb(plan, cost)
+            for device, need_gb in needs.items()
+        },
+    )
+
+
+def _stage_figures(plan: Plan, cost: CostModel) -> Prediction:
     """What the plan should predict; its guarantee as if its schedule were PE's."""
+    costs = cost.pipeline_costs(plan.stages)
     all_reduce_ms = costs.all_reduce_ms_S.tolist()
-    iteration_ms = max(stage_ends_ms)
+    iteration_ms = max(_replayed_ends(plan, costs))
     busy_ms = plan.microbatches * math.fsum(
         ms for stage in plan.stages for ms in cost.device_compute_ms(stage)
     )
@@ -298,8 +319,8 @@ def _replayed_figures(
         bubble_fraction=1 - busy_ms / (num_used * iteration_ms) if iteration_ms else 0.0,
         peak_memory_gb={
             plan.cluster.devices[device].name: need_gb
-            for stage, needs_gb in zip(plan.stages, _memory_gb(plan, cost), strict=True)
-            for device, need_gb in zip(stage.devices, needs_gb, strict=True)
+            for needs in _memory_gb(plan, cost)
+            for device, need_gb in needs.items()
         },
         schedule_guarantee_ms=float(rounds * slowest_ms + max(all_reduce_ms)),
     )
@@ -330,7 +351,12 @@ def disagreements(plan: Plan, replayed: Prediction) -> Iterator[str]:
             path = f"peak_memory_gb[{name!r}]"
             yield from _differs(path, claimed_gb, need_gb, rounding=MEMORY_ROUNDING_GB)
     longest_ms = replayed.schedule_guarantee_ms
-    if predicted.schedule_guarantee_ms is not None and longest_ms is not None:
+    if predicted.schedule_guarantee_ms is not None and plan.uses_families:
+        yield (
+            f"predicted.schedule_guarantee_ms: {predicted.schedule_guarantee_ms:g} has to be null:"
+            " the theorem is about one stage a device and whole backwards"
+        )
+    elif predicted.schedule_guarantee_ms is not None and longest_ms is not None:
         claimed_ms = predicted.schedule_guarantee_ms
         yield from _differs("schedule_guarantee_ms", claimed_ms, longest_ms, rounding=INSTANT_MS)
         if replayed.iteration_ms > longest_ms * (1 + RELATIVE_TOLERANCE):
@@ -338,32 +364,12 @@ def disagreements(plan: Plan, replayed: Prediction) -> Iterator[str]:
                 f"predicted.schedule_guarantee_ms: {longest_ms:.9g} is broken"
                 f" by an iteration of {replayed.iteration_ms:.9g}"
             )
-    yield from _check_bound(plan, predicted, replayed.iteration_ms)
+    yield from bound_errors(plan, predicted, replayed.iteration_ms)
 
 
 def _differs(field: str, claimed: float, actual: float, *, rounding: float) -> Iterator[str]:
     if not math.isclose(claimed, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=rounding):
         yield f"predicted.{field}: says {claimed:.9g}, the replay {actual:.9g}"
-
-
-def _check_bound(plan: Plan, predicted: Prediction, iteration_ms: float) -> Iterator[str]:
-    if predicted.bound is None:
-        return
-    bound_ms = predicted.bound.lower_bound_ms
-    if not 0 <= bound_ms < math.inf:
-        yield f"predicted.lower_bound_ms: {bound_ms:g} is not a finite number of at least 0"
-    elif bound_ms > iteration_ms * (1 + RELATIVE_TOLERANCE):
-        yield (
-            f"predicted.lower_bound_ms: {bound_ms:.9g} is above"
-            f" the plan's own iteration of {iteration_ms:.9g}"
-        )
-    if predicted.bound.scope == BoundScope.EVEN_SHARES:
-        for index, stage in enumerate(plan.stages):
-            if not _has_even_shares(stage, plan.model.microbatch_size):
-                yield (
-                    "predicted.bound_scope: 'even-shares' does not speak of this plan: the shares"
-                    f" of stages[{index}] are not even; it has to be 'any' or null"
-                )
 
 
 def has_whole_samples(stage: Stage, microbatch_size: int) -> bool:
@@ -373,20 +379,3 @@ def has_whole_samples(stage: Stage, microbatch_size: int) -> bool:
         round(count) >= 1 and math.isclose(count, round(count), rel_tol=RELATIVE_TOLERANCE)
         for count in samples
     )
-
-
-def _has_even_shares(stage: Stage, microbatch_size: int) -> bool:
-    """Whether all shares are equal, or as equal as whole samples can be."""
-    if stage.shares is None:
-        return True
-    k = len(stage.shares)
-    even = [1 / k] * k
-    fewer, with_one_more = divmod(microbatch_size, k)
-    whole = [fewer / microbatch_size] * (k - with_one_more)
-    whole += [(fewer + 1) / microbatch_size] * with_one_more
-    ordered = sorted(stage.shares)
-    return any(all(map(_is_same_share, ordered, expected)) for expected in (even, whole))
-
-
-def _is_same_share(share: float, other: float) -> bool:
-    return math.isclose(share, other, rel_tol=RELATIVE_TOLERANCE)

@@ -65,6 +65,7 @@ def _invoke(arguments: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "═" shows "?"
     import click
 
+    from pipeplan.commands.completion import answer_completion
     from pipeplan.commands.group import commands
     from pipeplan.commands.shared import say
     from pipeplan.errors import PipeplanError
@@ -72,6 +73,9 @@ def _invoke(arguments: Sequence[str]) -> int:
     if sys.stdout is None:  # closed by whoever started the process
         say("standard output: is closed; send it to a file or to /dev/null")
         return PipeplanError.exit_code
+    completed = answer_completion(commands)
+    if completed is not None:
+        return completed
     try:
         with commands.make_context("pipeplan", list(arguments)) as context:
             commands.invoke(context)

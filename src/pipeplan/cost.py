@@ -9,6 +9,7 @@ Axes of arrays: L layers, D devices, S stages, C = S - 1 channels between neighb
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from pipeplan.cluster import Cluster, Duplex
 from pipeplan.contention import BYTES_PER_MS_IN_GB_PER_S, Contention
 from pipeplan.errors import PlanFileError
 from pipeplan.host_links import MAX_FULL_DEVICES, large_host_links, slowest_gb_per_s, slowest_pairs
+from pipeplan.measured_times import measured_times
 from pipeplan.memory_parts import MemoryParts
 from pipeplan.pipeline import Stage
 from pipeplan.profile import ModelProfile
@@ -135,6 +137,7 @@ class CostModel:
 
     def _take_layers(self, model: ModelProfile) -> None:
         self.model = model
+        self._flow_instance: _core.Instance | None = None
         layers = model.layers
         self.forward_ms_L = np.array([layer.forward_ms for layer in layers], dtype=np.float64)
         self.backward_ms_L = np.array([layer.backward_ms for layer in layers], dtype=np.float64)
@@ -148,6 +151,18 @@ class CostModel:
         self.activation_bytes_L = np.array(
             [layer.activation_bytes for layer in layers], dtype=np.float64
         )
+        self.measured = measured_times(model)
+        """Times at several microbatch sizes; None where time is proportional to the samples."""
+
+    def with_least_times(self) -> "CostModel":
+        """Costs in proportion to the samples that are nowhere above these; for lower bounds."""
+        if self.measured is None:
+            return self
+        other, measured, size = copy.copy(self), self.measured, self.model.microbatch_size
+        other.forward_ms_L = measured.least_ms_L(measured.forward_ms_PL, size)
+        other.backward_ms_L = measured.least_ms_L(measured.backward_ms_PL, size)
+        other.measured = None
+        return other
 
     def with_model(self, model: ModelProfile) -> "CostModel":
         """The costs of another model on the same cluster, with the same arrays for its links."""
@@ -161,6 +176,12 @@ class CostModel:
         other.max_replicas = max_replicas or self.cluster.num_devices
         return other
 
+    def without_shared_links(self) -> "CostModel":
+        """The same costs as if every pair of devices had a link of its own."""
+        other = copy.copy(self)
+        other.contention = None
+        return other
+
     def with_layers(self, instance: _core.Instance) -> _core.Instance:
         """An instance of the same cluster, with the layers of this model."""
         return instance.with_layers(
@@ -170,7 +191,18 @@ class CostModel:
             gradient_bytes=self.gradient_bytes_L,
             parameter_bytes=self.parameter_bytes_L,
             activation_bytes=self.activation_bytes_L.tolist(),
+            **self._measured_tables(),
         )
+
+    def _measured_tables(self) -> dict[str, Any]:
+        """What kernels read of times at several sizes; nothing where there are none."""
+        if self.measured is None:
+            return {}
+        return {
+            "sizes": self.measured.sizes_P.tolist(),
+            "forward_at": self.measured.forward_ms_PL.ravel().tolist(),
+            "backward_at": self.measured.backward_ms_PL.ravel().tolist(),
+        }
 
     @property
     def bytes_per_ms_DD(self) -> Floats:
@@ -248,6 +280,7 @@ class CostModel:
             activation_bytes=self.activation_bytes_L.tolist(),
             limits=limits,
             shared=self.contention.for_kernels if self.contention else None,
+            **self._measured_tables(),
         )
 
     def pipeline_costs(self, stages: Sequence[Stage]) -> PipelineCosts:
@@ -272,8 +305,10 @@ class CostModel:
         )
 
     def _flows(self, stages: Sequence[Stage]) -> _core.PlanFlows:
+        if self._flow_instance is None:  # flows know nothing of microbatches and limits
+            self._flow_instance = self.kernel_instance(num_microbatches=1)
         return _core.PlanFlows(
-            instance=self.kernel_instance(num_microbatches=1),
+            instance=self._flow_instance,
             end_layer=[stage.layers.stop for stage in stages],
             devices=[list(stage.devices) for stage in stages],
             shares=[list(stage.device_shares) for stage in stages],
@@ -281,14 +316,22 @@ class CostModel:
 
     def forward_ms(self, stage: Stage) -> float:
         """The time of one microbatch forward through the stage; its slowest device decides."""
+        if self.measured is not None:
+            return max(self._measured_ms(stage, forward=True, backward=False))
         return self._sum(self.forward_ms_L, stage) * max(self._relative_times(stage))
 
     def backward_ms(self, stage: Stage) -> float:
         """The time of one microbatch backward through the stage, recomputation included."""
+        if self.measured is not None:
+            return max(self._measured_ms(stage, forward=stage.recompute, backward=True))
         return self._backward_work_ms(stage) * max(self._relative_times(stage))
 
     def device_compute_ms(self, stage: Stage) -> list[float]:
         """For each device of the stage, its own compute time for one microbatch."""
+        if self.measured is not None:
+            forward_ms = self._measured_ms(stage, forward=True, backward=False)
+            backward_ms = self._measured_ms(stage, forward=stage.recompute, backward=True)
+            return [f + b for f, b in zip(forward_ms, backward_ms, strict=True)]
         work_ms = self._sum(self.forward_ms_L, stage) + self._backward_work_ms(stage)
         return [work_ms * relative for relative in self._relative_times(stage)]
 
@@ -300,13 +343,13 @@ class CostModel:
         """The time to send one microbatch's gradients from the stage behind back to `stage`."""
         return self._send_ms(float(self.gradient_bytes_L[stage.layers[-1]]), behind, stage)
 
-    def all_reduce_ms(self, stage: Stage) -> float:
-        """The time of a ring all-reduce of the stage's gradients over its replicas."""
+    def all_reduce_ms(self, stage: Stage, num_parts: int = 1) -> float:
+        """The time of a ring all-reduce of the stage's gradients, or of one of so many parts."""
         k = stage.num_replicas
         if k == 1:
             return 0.0
         slowest, latency_ms = self._slowest_link(stage.devices)
-        volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage)
+        volume = 2 * (k - 1) / k * self._sum(self.parameter_bytes_L, stage) / num_parts
         volume_ms = volume / slowest
         if self.contention:
             volume_ms = max(volume_ms, volume * self.contention.ring_ms_per_byte(stage.devices))
@@ -334,6 +377,18 @@ class CostModel:
             )
             for share in stage.device_shares
         ]
+
+    def _measured_ms(self, stage: Stage, *, forward: bool, backward: bool) -> list[float]:
+        """For each device of the stage the time of its own samples."""
+        assert self.measured is not None, "only where layers were measured at several sizes"
+        samples = self.model.microbatch_size
+        shares = stage.device_shares
+        work_ms = {
+            x: self.measured.stage_ms(stage.layers, x * samples, forward, backward)
+            for x in set(shares)
+        }
+        speeds = [float(self.speed_D[device]) for device in stage.devices]
+        return [work_ms[x] / speed for x, speed in zip(shares, speeds, strict=True)]
 
     def _sum(self, values_L: Floats, stage: Stage) -> float:
         return float(values_L[stage.layers.start : stage.layers.stop].sum())

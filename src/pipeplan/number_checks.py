@@ -35,6 +35,15 @@ def number_errors(plan: Plan) -> Iterator[str]:
         yield from _outside(f"{path}.gradient_bytes", layer.gradient_bytes, BYTES)
         yield from _outside(f"{path}.parameter_bytes", layer.parameter_bytes, BYTES)
         yield from _outside(f"{path}.activation_bytes", layer.activation_bytes, BYTES)
+        yield from _outside(f"{path}.weight_grad_bytes", layer.weight_grad_bytes, BYTES)
+        for position, times in enumerate(layer.at):
+            at = f"{path}.at[{position}]"
+            yield from _outside(f"{at}.forward_ms", times.forward_ms, TIMES_MS)
+            yield from _outside(f"{at}.backward_ms", times.backward_ms, TIMES_MS)
+            if not 1 <= times.microbatch_size <= MAX_COUNT:
+                yield f"{at}.microbatch_size: {times.microbatch_size} is not within 1..{MAX_COUNT}"
+        if layer.weight_grad_ms is not None:
+            yield from _outside(f"{path}.weight_grad_ms", layer.weight_grad_ms, TIMES_MS)
     yield from _outside("model.input_bytes", model.input_bytes, BYTES)
     optimizer = model.optimizer_bytes_per_parameter_byte
     yield from _outside("model.optimizer_bytes_per_parameter_byte", optimizer, OPTIMIZER_FACTORS)

@@ -1,30 +1,33 @@
-"""The nouns of a planned pipeline: stages, schedule, timeline, bound, plan. No algorithms.
+"""The nouns of a planned pipeline: stages, groups, schedule, timeline, bound, plan. No algorithms.
 
-Blocks, schedules and timelines are written in `blocks`; everybody gets them from here.
+Blocks and schedules are written in `blocks`, timelines in `timelines`; everybody gets them from
+here.
 """
 
 import math
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from pipeplan.blocks import (
-    AllReduce,
+    KINDS,
     Block,
     Codes,
+    GroupCodes,
     Kind,
     Schedule,
-    TimedBlock,
-    Timeline,
-    Transfer,
     most_in_flight,
+    pack_codes,
+    unpack_codes,
 )
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.profile import ModelProfile
+from pipeplan.timelines import AllReduce, GroupTimeline, TimedBlock, Timeline, Transfer
 from pipeplan.validation import (
+    GRADIENT_BUCKETS,
     MICROBATCHES,
     SHARE,
     require_choice,
@@ -37,12 +40,16 @@ from pipeplan.validation import (
 )
 
 __all__ = [
+    "KINDS",
     "AllReduce",
     "Block",
     "Bound",
     "BoundLimit",
     "BoundScope",
     "Codes",
+    "Group",
+    "GroupCodes",
+    "GroupTimeline",
     "Kind",
     "Plan",
     "Prediction",
@@ -52,7 +59,10 @@ __all__ = [
     "Timeline",
     "Transfer",
     "draw_in_notebooks",
+    "groups_of",
     "most_in_flight",
+    "pack_codes",
+    "unpack_codes",
 ]
 
 
@@ -67,6 +77,8 @@ class Stage:
     """The fraction of each microbatch that each device takes; None: even."""
     recompute: bool = False
     """Whether activations are computed again in the backward instead of being kept."""
+    gradient_buckets: int = 1
+    """The number of parts into which the stage's all-reduce is cut."""
 
     def __post_init__(self) -> None:
         if self.layers.step != 1 or not self.layers:
@@ -79,6 +91,7 @@ class Stage:
             raise InputError("devices: one stands twice; a device already serves its stage")
         if not isinstance(self.recompute, bool):
             raise InputError(f"recompute: {reprlib.repr(self.recompute)} is neither true nor false")
+        require_count(InputError, "gradient_buckets", self.gradient_buckets, GRADIENT_BUCKETS)
         if self.shares is None:
             return
         for position, share in enumerate(self.shares):
@@ -99,12 +112,42 @@ class Stage:
         return (1.0 / len(self.devices),) * len(self.devices)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A set of devices with all its stages; it computes one block at a time."""
+
+    stages: tuple[int, ...]
+    """Their numbers, rising."""
+    devices: tuple[int, ...]
+    """As its first stage names them."""
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of devices, each of which holds all stages of the group."""
+        return len(self.devices)
+
+
+def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
+    """The groups of these stages, in the order of their first stages."""
+    found: dict[frozenset[int], list[int]] = {}
+    for index, stage in enumerate(stages):
+        found.setdefault(frozenset(stage.devices), []).append(index)
+    return tuple(
+        Group(stages=tuple(indices), devices=stages[indices[0]].devices)
+        for indices in found.values()
+    )
+
+
 class BoundScope(StrEnum):
     """The plans that a lower bound speaks of."""
 
     EVEN_SHARES = "even-shares"
-    """Every plan with even shares and without recomputation."""
+    """Every plan with one stage a device, even shares, whole backwards and no recomputation."""
     ANY = "any"
+    """Every plan with one stage a device and whole backwards."""
+    FAMILIES = "families"
+    """Every plan with even shares and without recomputation, several stages a device and backwards
+    cut in two included."""
 
 
 class BoundLimit(StrEnum):
@@ -205,6 +248,8 @@ class Plan:
     seed: int = 0
     """Any whole number of 64 bits."""
     version: str = ""
+    shard_optimizer: bool = False
+    """Whether each device of a group keeps only its part of the optimizer's moments."""
 
     def __post_init__(self) -> None:
         require_count(PlanFileError, "microbatches", self.microbatches, MICROBATCHES)
@@ -214,6 +259,33 @@ class Plan:
         require_text(PlanFileError, "version", self.version)
         if not isinstance(self.options, dict):
             raise PlanFileError(f"options: {reprlib.repr(self.options)} is not a dict")
+        if not isinstance(self.shard_optimizer, bool):
+            given = reprlib.repr(self.shard_optimizer)
+            raise PlanFileError(f"shard_optimizer: {given} is neither true nor false")
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The sets of devices with their stages; the schedule has an order for each."""
+        return groups_of(self.stages)
+
+    @property
+    def uses_families(self) -> bool:
+        """Whether it needs the second version of plans.
+
+        It has several stages a group, backwards cut in two, gradients in several buckets or a
+        sharded optimizer.
+        """
+        return (
+            not self.schedule.is_by_stage
+            or self.shard_optimizer
+            or any(stage.gradient_buckets > 1 for stage in self.stages)
+            or len(self.groups) < len(self.stages)
+        )
+
+    @property
+    def num_used_devices(self) -> int:
+        """The number of devices that serve any stage."""
+        return len({device for stage in self.stages for device in stage.devices})
 
     @property
     def num_stages(self) -> int:
@@ -243,7 +315,7 @@ class Plan:
         return self.predicted
 
     def __repr__(self) -> str:
-        num_devices = sum(stage.num_replicas for stage in self.stages)
+        num_devices = self.num_used_devices
         time = "not simulated" if self.predicted is None else f"{self.iteration_ms:.6g} ms"
         return (
             f"<Plan of {reprlib.repr(self.model.name)} on {reprlib.repr(self.cluster.name)}"

@@ -16,10 +16,35 @@ from pipeplan.validation import (
     require_text,
 )
 
-__all__ = ["LayerProfile", "ModelProfile", "merged_layer"]
+__all__ = ["LayerProfile", "ModelProfile", "TimesAt", "merged_layer", "merged_times"]
 
 ROUNDING = 1e-9
 """By which fraction a part may exceed its whole: both were rounded."""
+
+MAX_SIZES = 256
+"""Microbatch sizes, over all layers, at which times may be given."""
+
+BYTE_FIELDS = (
+    "output_bytes",
+    "parameter_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "weight_grad_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesAt:
+    """The times of a layer, measured at another microbatch size than the profile's."""
+
+    microbatch_size: int
+    forward_ms: float
+    backward_ms: float
+
+    def __post_init__(self) -> None:
+        require_count(ProfileError, "microbatch_size", self.microbatch_size, COUNT)
+        for number in ("forward_ms", "backward_ms"):
+            require_number(ProfileError, number, getattr(self, number), TIME_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +62,22 @@ class LayerProfile:
     activation_bytes: float = None  # type: ignore[assignment]  # settled on construction
     """Kept from forward to backward of one microbatch; by default `output_bytes`."""
     weight_grad_ms: float | None = None
-    """The part of `backward_ms` that only computes weight gradients; recorded, not yet used."""
+    """The part of `backward_ms` that only computes weight gradients."""
+    weight_grad_bytes: float = None  # type: ignore[assignment]  # settled on construction
+    """Kept between the two parts of a backward; by default `activation_bytes`."""
+    at: tuple[TimesAt, ...] = ()
+    """Times at other microbatch sizes; without them time is proportional to the samples."""
 
     def __post_init__(self) -> None:
         require_text(ProfileError, "name", self.name)
         for number in ("gradient_bytes", "activation_bytes"):
             if getattr(self, number) is None:
                 object.__setattr__(self, number, self.output_bytes)
+        if self.weight_grad_bytes is None:
+            object.__setattr__(self, "weight_grad_bytes", self.activation_bytes)
         for number in ("forward_ms", "backward_ms"):
             require_number(ProfileError, number, getattr(self, number), TIME_MS)
-        for number in ("output_bytes", "parameter_bytes", "gradient_bytes", "activation_bytes"):
+        for number in BYTE_FIELDS:
             require_number(ProfileError, number, getattr(self, number), NUM_BYTES)
         if self.weight_grad_ms is not None:
             require_number(ProfileError, "weight_grad_ms", self.weight_grad_ms, TIME_MS)
@@ -99,6 +130,7 @@ class ModelProfile:
                     " names are unique"
                 )
         _require_tied(self.tied, first_with)
+        _require_sizes(self.layers, self.microbatch_size)
 
     @property
     def num_layers(self) -> int:
@@ -110,6 +142,26 @@ class ModelProfile:
         return self.layers[layer - 1].output_bytes if layer else self.input_bytes
 
 
+def _require_sizes(layers: tuple[LayerProfile, ...], own_size: int) -> None:
+    """Refuse a size that stands twice in a layer, and more sizes than planning can look at."""
+    sizes: set[int] = set()
+    for index, layer in enumerate(layers):
+        seen = {own_size}
+        for position, times in enumerate(layer.at):
+            if times.microbatch_size in seen:
+                raise ProfileError(
+                    f"layers[{index}].at[{position}].microbatch_size: {times.microbatch_size}"
+                    " is the profile's own or stands twice; name each size once"
+                )
+            seen.add(times.microbatch_size)
+        sizes |= seen
+    if len(sizes) > MAX_SIZES:
+        raise ProfileError(
+            f"layers: are measured at {len(sizes)} microbatch sizes, more than the {MAX_SIZES}"
+            " supported; leave some out"
+        )
+
+
 def merged_layer(
     name: str,
     *,
@@ -119,6 +171,7 @@ def merged_layer(
     gradient_bytes: float,
     parameter_bytes: float,
     activation_bytes: float,
+    at: tuple[TimesAt, ...] = (),
 ) -> LayerProfile:
     """A layer that stands for several valid ones: its sums may exceed the limits of one layer."""
     layer = object.__new__(LayerProfile)
@@ -131,6 +184,8 @@ def merged_layer(
         ("parameter_bytes", parameter_bytes),
         ("activation_bytes", activation_bytes),
         ("weight_grad_ms", None),
+        ("weight_grad_bytes", activation_bytes),
+        ("at", at),
     ):
         object.__setattr__(layer, field_name, value)
     return layer
@@ -144,3 +199,15 @@ def _require_tied(tied: tuple[tuple[str, ...], ...], known: Container[str]) -> N
         for position, name in enumerate(group):
             if name not in known:
                 raise ProfileError(f"tied[{index}][{position}]: {name!r} is no layer's name")
+
+
+def merged_times(microbatch_size: int, forward_ms: float, backward_ms: float) -> TimesAt:
+    """Times of several layers together, which may exceed the limits of one layer."""
+    times = object.__new__(TimesAt)
+    for name, value in (
+        ("microbatch_size", microbatch_size),
+        ("forward_ms", forward_ms),
+        ("backward_ms", backward_ms),
+    ):
+        object.__setattr__(times, name, value)
+    return times

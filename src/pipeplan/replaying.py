@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pipeplan.checker import disagreements, structural_errors
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import InputError, PlanFileError, ScheduleError
-from pipeplan.figures import predicted_figures
-from pipeplan.pipeline import Plan, Prediction, Timeline
+from pipeplan.figures import group_figures, predicted_figures
+from pipeplan.group_costs import group_costs
+from pipeplan.group_simulator import run_group_plan
+from pipeplan.pipeline import GroupTimeline, Plan, Prediction, Timeline
 from pipeplan.schedules import schedule_guarantee_ms
 from pipeplan.simulator import Run, run_plan, timeline_of
 
@@ -25,37 +27,36 @@ class Replayed:
     """The given plan; `predicted` is replaced where it was missing or stale."""
     cost: CostModel
     costs: PipelineCosts
-    run: Run
-    """The iteration as arrays, enough for any picture of a large plan."""
+    """Of each stage by itself; with groups all-reduces are whole here, and backwards too."""
+    run: Run | GroupTimeline
+    """The iteration as arrays, enough for any picture of a large plan; with groups a timeline."""
     warnings: tuple[str, ...] = ()
     """One line if `predicted` was replaced."""
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> Timeline | GroupTimeline:
         """The iteration with its blocks, transfers and all-reduces."""
-        return timeline_of(self.costs, self.run)
+        return (
+            self.run if isinstance(self.run, GroupTimeline) else timeline_of(self.costs, self.run)
+        )
 
 
-def simulate(plan: Plan) -> Timeline:
-    """The timeline of a plan.
+def simulate(plan: Plan) -> Timeline | GroupTimeline:
+    """The timeline of a plan; a `GroupTimeline` if it is of the second version.
 
     A plan that the checker refuses raises `PlanFileError`, or `ScheduleError` if its schedule
     is incomplete or deadlocks. Figures under `predicted` are not looked at.
     """
-    return timeline_of(*run_plan(plan, _valid_cost(plan)))
+    cost = _valid_cost(plan)
+    if plan.uses_families:
+        return run_group_plan(plan, group_costs(cost, plan.stages))
+    return timeline_of(*run_plan(plan, cost))
 
 
 def replay_plan(plan: Plan) -> Replayed:
     """The plan run again, with figures that are its own; errors as those of `simulate`."""
     cost = _valid_cost(plan)
-    costs, run = run_plan(plan, cost)
-    figures = predicted_figures(
-        cost,
-        plan.stages,
-        list(run.order_SM2),
-        run.iteration_ms,
-        schedule_guarantee_ms=schedule_guarantee_ms(costs, plan.microbatches),
-    )
+    costs, run, figures = _group_run(plan, cost) if plan.uses_families else _stage_run(plan, cost)
     stale = list(disagreements(plan, figures))
     warnings: tuple[str, ...] = ()
     if plan.predicted is None:
@@ -66,6 +67,32 @@ def replay_plan(plan: Plan) -> Replayed:
     if warnings:
         plan = replace(plan, predicted=_mended(plan, figures))
     return Replayed(plan=plan, cost=cost, costs=costs, run=run, warnings=warnings)
+
+
+def _stage_run(plan: Plan, cost: CostModel) -> tuple[PipelineCosts, Run, Prediction]:
+    costs, run = run_plan(plan, cost)
+    figures = predicted_figures(
+        cost,
+        plan.stages,
+        list(run.order_SM2),
+        run.iteration_ms,
+        schedule_guarantee_ms=schedule_guarantee_ms(costs, plan.microbatches),
+    )
+    return costs, run, figures
+
+
+def _group_run(plan: Plan, cost: CostModel) -> tuple[PipelineCosts, GroupTimeline, Prediction]:
+    costs = group_costs(cost, plan.stages)
+    timeline = run_group_plan(plan, costs)
+    figures = group_figures(
+        cost,
+        plan.stages,
+        [plan.schedule.group_codes(group) for group in range(len(plan.schedule))],
+        timeline.iteration_ms,
+        num_microbatches=plan.microbatches,
+        shard_optimizer=plan.shard_optimizer,
+    )
+    return costs.by_stage(), timeline, figures
 
 
 def _valid_cost(plan: Plan) -> CostModel:

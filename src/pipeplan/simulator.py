@@ -69,6 +69,8 @@ def run_plan(plan: Plan, cost: CostModel | None = None) -> tuple[PipelineCosts, 
 
     `cost` is the cost model of the plan's own inputs, for callers that have it already.
     """
+    if plan.uses_families:
+        raise ScheduleError("schedule: plans of the second version cannot be simulated yet")
     cost = cost or CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     codes = _complete_codes(plan.schedule, plan.microbatches, len(plan.stages))

@@ -16,6 +16,7 @@ from pipeplan.errors import InputError, PlanFileError
 __all__ = [
     "BANDWIDTH_GB_PER_S",
     "COUNT",
+    "GRADIENT_BUCKETS",
     "LATENCY_US",
     "MAX_BLOCKS",
     "MAX_DEVICES",
@@ -67,6 +68,7 @@ SHARE = Limits(noun="a share", least=1e-6, most=1, may_be_zero=False)
 OPTIMIZER_RATIO = Limits(noun="this ratio", least=0, most=1e3)
 COUNT = Limits(noun="a count", least=1, most=10**9, may_be_zero=False)
 MICROBATCHES = Limits(noun="their number", least=1, most=65_536, may_be_zero=False)
+GRADIENT_BUCKETS = Limits(noun="their number", least=1, most=1000, may_be_zero=False)
 SEED = Limits(noun="a seed", least=0, most=2**64 - 1)
 
 THREADS = Limits(noun="their number", least=1, most=1024, may_be_zero=False)

@@ -14,7 +14,7 @@ from pipeplan import _core
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
-from pipeplan.planning.planner.exact import all_placements
+from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.profile import LayerProfile, ModelProfile

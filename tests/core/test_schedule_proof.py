@@ -3,40 +3,20 @@
 import itertools
 import random
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 
 from instances import model_of, random_cluster, random_model
+from oracles import stage_orders
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel, PipelineCosts
-from pipeplan.planning.planner.exact import all_placements, whole_sample_variants
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.simulator import run_schedule
 
 STEPS = 2e6
-
-
-@cache
-def stage_orders(num_microbatches: int) -> list[list[int]]:
-    """All orders of a stage's blocks in which each backward follows its forward."""
-    orders = []
-    for places in itertools.combinations(range(2 * num_microbatches), num_microbatches):
-        order, forwards, backwards = [], 0, 0
-        for position in range(2 * num_microbatches):
-            if position in places:
-                order.append(forwards)
-                forwards += 1
-            else:
-                order.append(-1 - backwards)
-                backwards += 1
-            if backwards > forwards:
-                break
-        else:
-            orders.append(order)
-    return orders
 
 
 def all_orders_ms(costs: PipelineCosts, num_microbatches: int) -> float:

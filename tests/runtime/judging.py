@@ -1,6 +1,7 @@
 """Judges, in one process, whether a cut model is compared rightly with the whole one."""
 
 import json
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -122,7 +123,10 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None, weight_f
         except RuntimeMismatchError as error:
             reports.append(failed(error))
     doubts = [report.whole_error for report in reports if report.whole_error]
-    return first_difference(reports, lambda size: 1e-5 * size) or (doubts[0] if doubts else None)
+    found = first_difference(reports, lambda size: 1e-5 * size) or (doubts[0] if doubts else None)
+    for note in [report.note for report in reports if report.note and not found][-1:]:
+        sys.stderr.write(f"{note}\n")
+    return found
 
 
 def train_cut(make, names, cuts, *, recompute=False):

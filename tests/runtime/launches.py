@@ -13,6 +13,8 @@ from pathlib import Path
 from runtime.workers import few_at_once, free_port
 
 NUM_RANKS = 3
+START_S = 300.0
+"""On a busy machine four processes take minutes to import torch."""
 
 
 def note_pid(folder, rank):
@@ -88,7 +90,7 @@ class Launch:
             os._exit(code)
 
     def pid_of(self, rank):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + START_S
         while not (self.folder / f"pid-{rank}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -100,7 +102,7 @@ class Launch:
         return {int(line.split()[0]): float(line.split()[1]) for line in lines if line[-1] == "\n"}
 
     def await_losses(self, count):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + START_S
         while len(self.losses()) < count:
             assert time.monotonic() < deadline, (self.folder / "stderr").read_text()
             time.sleep(0.005)

@@ -436,7 +436,7 @@ def scene_refusals(rank):
     with Pipeline(plan, make_mlp(), mlp_loss, sgd) as pipeline:
         pass
     with pytest.raises(RuntimeMismatchError, match="batch: has no rows; leave out empty batches"):
-        pipeline._router.route(0)
+        pipeline._steps.router.route(0)
     with pytest.raises(RuntimeMismatchError, match=r"layers\[0\].name: 'zero' is no layer"):
         Pipeline(cut_plan(["zero", "1"], [0, 1], [2, 2], 1, 2), make_mlp(), mlp_loss, sgd)
     with pytest.raises(RuntimeMismatchError, match="ranks: 4 for a plan on 5 devices"):

@@ -210,6 +210,31 @@ def gradient_reversal():
     return rows(nn.Sequential(Layer(), Reverses(), Layer()))
 
 
+@case((0, 1), expect="refused")
+def backward_inside_a_forward():
+    class Local(Layer):
+        """Learns by a loss of its own, at once."""
+
+        def forward(self, x):
+            y = super().forward(x.detach())
+            if torch.is_grad_enabled():
+                y.square().mean().backward()
+            return y.detach()
+
+    return rows(nn.Sequential(Local(), Local(), Layer()))
+
+
+@case((0, 1), expect="refused")
+def loss_divided_by_itself():
+    """Its value is a mean over rows, its gradient is not."""
+
+    def loss_fn(output, targets):
+        loss = mlp_loss(output, targets)
+        return loss / loss.detach()
+
+    return rows(nn.Sequential(Layer(), Layer()), loss_fn)
+
+
 @case((0, 1), (0, 2))
 def no_grad_blocks_and_detach():
     class Stops(Layer):

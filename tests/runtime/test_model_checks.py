@@ -16,9 +16,13 @@ from pipeplan.runtime.model_checks import (  # noqa: E402
     require_separate_memory,
     require_whole,
 )
-from pipeplan.runtime.optimizers import require_separate_updates  # noqa: E402
+from pipeplan.runtime.optimizers import (  # noqa: E402
+    find_options,
+    make_separate_optimizer,
+    plan_groups,
+)
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
-from pipeplan.runtime.step_checks import require_same_model  # noqa: E402
+from pipeplan.runtime.step_checks import SameModel  # noqa: E402
 from pipeplan.runtime.updating import Updater  # noqa: E402
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
@@ -124,15 +128,26 @@ class _StageOf:
 def test_a_layer_that_is_replaced_later_is_refused():
     model = three()
     stage = _StageOf(cut(model, lay_out(model), range(2)))
-    require_same_model({}, stage)
+    same_model = SameModel(stage)
+    same_model.require()
     model[0] = nn.Linear(4, 4)
     with pytest.raises(RuntimeMismatchError, match="its layer '0' was replaced"):
-        require_same_model({}, stage)
+        same_model.require()
+
+
+def test_a_hook_that_comes_later_is_refused():
+    model = three()
+    same_model = SameModel(_StageOf(cut(model, lay_out(model), range(2))))
+    hook = model[0].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    with pytest.raises(RuntimeMismatchError, match=r"0\.weight: got a hook after"):
+        same_model.require()
+    hook.remove()
+    same_model.require()
 
 
 def test_nothing_is_trained_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeMismatchError, match="inference_mode"):
-        require_same_model({}, None)
+        SameModel(None).require()
 
 
 # ------------------------------------------------------------------ optimizers
@@ -170,30 +185,88 @@ BY_THEMSELVES = [
 ]
 
 
-@pytest.mark.parametrize("name", BY_THEMSELVES)
-def test_optimizers_of_torch_update_each_parameter_by_itself(name):
+def take_stage(optimizer_fn, *, num_stages=2, groups_fn=None):
+    """The optimizer of the last layer of a model, as that layer's rank makes it."""
     model = three()
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = getattr(torch.optim, name)(model.parameters())
-    state = str(optimizer.state_dict())
-    require_separate_updates(optimizer, num_stages=2)
-    assert str(optimizer.state_dict()) == state
+    groups = plan_groups(model, None, groups_fn)
+    expected = find_options(model, None, optimizer_fn, groups)
+    own = {name: p for name, p in model.named_parameters() if name.startswith("2")}
+    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, num_stages=num_stages)
     assert all(map(torch.equal, before, model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
+    return optimizer
+
+
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_optimizers_of_torch_update_each_parameter_by_itself(name):
+    take_stage(getattr(torch.optim, name))
 
 
 def test_optimizers_that_mix_parameters_are_refused():
-    optimizer = OneNorm(three().parameters())
     with pytest.raises(RuntimeMismatchError, match=r"OneNorm updates a parameter by what other"):
-        require_separate_updates(optimizer, num_stages=2)
-    assert optimizer.history == []
-    require_separate_updates(optimizer, num_stages=1)
-    require_separate_updates(Noisy(three().parameters(), lr=0.1), num_stages=2)
+        take_stage(OneNorm)
+    assert take_stage(OneNorm, num_stages=1).history == []
+    take_stage(lambda found: Noisy(found, lr=0.1))
+
+
+def clip(parameters):
+    torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+
+
+def with_hook(found):
+    optimizer = torch.optim.SGD(found, lr=0.1)
+    held = optimizer.param_groups[0]["params"]
+    optimizer.register_step_pre_hook(lambda *_: clip(held))
+    return optimizer
+
+
+def with_another_step(found):
+    optimizer = torch.optim.SGD(found, lr=0.1)
+    held, step = optimizer.param_groups[0]["params"], optimizer.step
+    optimizer.step = lambda closure=None: (clip(held), step())
+    return optimizer
+
+
+@pytest.mark.parametrize("optimizer_fn", [with_hook, with_another_step])
+def test_clipping_around_the_step_is_refused(optimizer_fn):
+    with pytest.raises(RuntimeMismatchError, match=r"SGD updates a parameter by what other"):
+        take_stage(optimizer_fn)
+    take_stage(optimizer_fn, num_stages=1)
+
+
+BY_POSITION = {
+    "gives it lr=0.5 on this rank and 0.1 there": lambda ps: torch.optim.SGD(
+        [{"params": ps[:1], "lr": 0.5}, {"params": ps[1:], "lr": 0.1}]
+    ),
+    "gives it lr=": lambda ps: torch.optim.SGD(ps, lr=10 / sum(p.numel() for p in ps)),
+    "leaves it out on this rank only": lambda ps: torch.optim.SGD(
+        [{"params": []}, {"params": ps if len(ps) > 2 else []}], lr=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", BY_POSITION)
+def test_optimizers_that_count_their_parameters_are_refused(problem):
+    with pytest.raises(RuntimeMismatchError, match=f"parameter '2.*{problem}.*param_groups_fn"):
+        take_stage(BY_POSITION[problem])
+
+
+def test_a_kept_optimizer_is_the_real_one():
+    kept = []
+
+    def optimizer_fn(groups):
+        kept[:] = [torch.optim.AdamW(groups, lr=0.1)]
+        return kept[0]
+
+    found = take_stage(optimizer_fn, groups_fn=lambda n, p: {"weight_decay": float(p.ndim > 1)})
+    assert found is kept[0]
+    assert [group["weight_decay"] for group in found.param_groups] == [1.0, 0.0]
 
 
 def test_optimizers_that_need_a_closure_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"LBFGS.step needs 'closure'"):
-        require_separate_updates(torch.optim.LBFGS(three().parameters()), num_stages=1)
+        take_stage(torch.optim.LBFGS, num_stages=1)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -113,9 +113,11 @@ def test_private_names_stand_in_one_module(room):
 def test_gradient_hooks():
     weight = torch.nn.Parameter(torch.ones(2))
     assert torch_private.gradient_hooks(weight) == ([], [])
+    assert torch_private.count_hooks(weight) == 0
     weight.register_hook(abs)
     weight.register_post_accumulate_grad_hook(print)
     assert torch_private.gradient_hooks(weight) == ([abs], [print])
+    assert torch_private.count_hooks(weight) == 2
 
 
 def test_make_wrapper():

@@ -467,6 +467,33 @@ def test_lower_precision_agrees(dtype):
     assert find_refusal(make, LIST_NAMES, [0, 2, 4], amp_dtype=dtype) is None
 
 
+class Normalised(torch.autograd.Function):
+    """Divides a gradient by its norm over all rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_backward_in_which_rows_meet_is_told(capsys, dropout):
+    class Couples(nn.Module):
+        def forward(self, x):
+            return Normalised.apply(x)
+
+    def make(*between):
+        return of(lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(dropout), *between, nn.Tanh()))
+
+    assert find_refusal(make(Couples()), None, [0, 2]) is None
+    assert "rows influence each other in the model: the gradient of '0." in capsys.readouterr().err
+    assert find_refusal(make(), None, [0, 2]) is None
+    assert capsys.readouterr().err == ""
+
+
 def test_a_loss_that_is_no_mean(capsys):
     def with_loss(loss_fn):
         return of(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), lambda _: loss_fn)

@@ -1,6 +1,7 @@
 """The clusters' shapes, links and seeds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,14 @@ NAMES = [
     "8x8-100g",
     "mixed-hosts",
     "random-8",
+    "4x2-10g-no-shared-card",
+    "4x2-25g-no-shared-card",
+    "4x2-100g-no-shared-card",
+    "2x8-100g-no-shared-card",
+    "8x8-100g-no-shared-card",
+    "mixed-hosts-no-shared-card",
 ]
+SHARED = [name for name in NAMES if f"{name}-no-shared-card" in NAMES]
 
 
 def links(cluster: Cluster, *, inside: bool) -> set[float]:
@@ -58,10 +66,21 @@ def test_the_name_says_hosts_and_devices(name: str) -> None:
     assert all(device.speed == 1 for device in zoo.cluster(name).devices)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("0g") or "25g" in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "0g" in name or "25g" in name])
 def test_the_name_says_the_rate_between_hosts(name: str) -> None:
     gbit_per_s = int(name.split("-")[1].removesuffix("g"))
     assert links(zoo.cluster(name), inside=False) == {gbit_per_s / 8}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_hosts_share_a_card_as_fast_as_a_pair_of_hosts(name: str) -> None:
+    cluster = zoo.cluster(name)
+    (between,) = links(cluster, inside=False)
+    assert cluster.uplink_gb_per_s == between
+    assert len(cluster.links) == zoo.cluster_figures(name).num_hosts
+    papers = zoo.cluster(f"{name}-no-shared-card")
+    assert papers.links == ()
+    assert replace(papers, name=name, uplink_gb_per_s=between) == cluster
 
 
 def test_links_inside_a_host() -> None:

@@ -7,6 +7,7 @@ ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memo
 
 from pipeplan._core._kernels import (
     DeadlineError,
+    GroupCosts,
     Instance,
     PipelineCosts,
     PlacedPlan,
@@ -16,6 +17,7 @@ from pipeplan._core._kernels import (
     best_schedule,
     caps,
     device_classes,
+    group_time,
     judge_plan,
     least_sum,
     local_search,
@@ -26,14 +28,17 @@ from pipeplan._core._kernels import (
     plan_on_sets,
     prove_on_near_sets,
     prove_on_sets,
+    rate_changes,
     relaxed_bound,
     rule_times,
+    run_groups,
     run_list,
     run_schedule,
 )
 
 __all__ = [
     "DeadlineError",
+    "GroupCosts",
     "Instance",
     "PipelineCosts",
     "PlacedPlan",
@@ -43,6 +48,7 @@ __all__ = [
     "best_schedule",
     "caps",
     "device_classes",
+    "group_time",
     "judge_plan",
     "least_sum",
     "local_search",
@@ -53,8 +59,10 @@ __all__ = [
     "plan_on_sets",
     "prove_on_near_sets",
     "prove_on_sets",
+    "rate_changes",
     "relaxed_bound",
     "rule_times",
+    "run_groups",
     "run_list",
     "run_schedule",
 ]

@@ -40,7 +40,10 @@ class SharedLinks:
         out_bytes_per_ms: Sequence[float],
         in_bytes_per_ms: Sequence[float],
         host_of: Sequence[int],
-    ) -> None: ...
+        out_latency_ms: Sequence[float] = ...,
+        in_latency_ms: Sequence[float] = ...,
+    ) -> None:
+        """Latencies are the least of any flow that uses a side of the link."""
 
 class PlanFlows:
     """What every transfer and all-reduce of a plan sends between which devices."""
@@ -53,8 +56,35 @@ class PlanFlows:
         devices: Sequence[Sequence[int]],
         shares: Sequence[Sequence[float]],
     ) -> None: ...
+    def groups(self) -> list[tuple[int, int, float, float, list[int]]]:
+        """Of equal flows: their transfer, number, limit (bytes per ms), bytes, sides of links.
+
+        Side 2l is what the members of shared link l send, 2l + 1 what they receive.
+        """
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
+
+class GroupCosts:
+    """The times of a plan with groups: of F, B, I and W of each stage, and of what is sent.
+
+    Sends: forward and backward over each cut, then a part of each stage's all-reduce. I and W are
+    NaN where a backward cannot be cut in two. A stage on one device has no parts.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_of: Sequence[int],
+        length_ms: Floats,
+        recompute_ms: Floats,
+        send_ms: Floats,
+        num_parts: Sequence[int],
+        half_duplex: bool,
+    ) -> None: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_stages(self) -> int: ...
 
 class PlanLimits:
     """What plans have to keep; devices by their index, -1 for none."""
@@ -71,8 +101,12 @@ class PlanLimits:
         max_stages: int = ...,
         first_device: int = -1,
         last_device: int = -1,
+        any_shares: bool = False,
     ) -> None:
-        """Without `memory_bytes`, one number a device, memory does not count."""
+        """Without `memory_bytes`, one number a device, memory does not count.
+
+        `any_shares`: planning also shares by speed, and bounds hold for plans with any shares.
+        """
 
 class Instance:
     """A chain of layers, and devices in the order that the caller chose."""
@@ -97,10 +131,14 @@ class Instance:
         activation_bytes: Sequence[float] = ...,
         limits: PlanLimits | None = None,
         shared: SharedLinks | None = ...,
+        sizes: Sequence[float] = ...,
+        forward_at: Sequence[float] = ...,
+        backward_at: Sequence[float] = ...,
     ) -> None:
         """Links are full matrices, or one number each.
 
-        Where `host_of` has the host of each device, the rates inside the hosts are apart.
+        Where `host_of` has the host of each device, the rates inside the hosts are apart. With
+        `sizes` of microbatches, rising, there is a time of each layer at each of them.
         """
     def on_devices(self, order: Sequence[int]) -> Instance:
         """The same with these devices only, in this order."""
@@ -117,11 +155,17 @@ class Instance:
         gradient_bytes: Floats,
         parameter_bytes: Floats,
         activation_bytes: Sequence[float] = ...,
+        sizes: Sequence[float] = ...,
+        forward_at: Sequence[float] = ...,
+        backward_at: Sequence[float] = ...,
     ) -> Instance:
         """Another model on the same devices."""
     @property
     def has_equal_devices(self) -> bool:
         """Whether all devices are alike: speed, memory, links, and none has to serve a stage."""
+    @property
+    def any_shares(self) -> bool:
+        """Whether devices of different speed may have different shares."""
     @property
     def num_layers(self) -> int: ...
     @property
@@ -157,6 +201,9 @@ def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
     """The most microbatches that each stage may hold; [] if the plan is not possible."""
 
 def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
+def rate_changes(costs: PipelineCosts, codes: Ints) -> tuple[Floats, Ints, Floats]:
+    """When which group of flows gets which rate, in bytes per ms; 0: its flows have ended."""
+
 def run_list(costs: PipelineCosts, num_microbatches: int, preference: int, caps: Ints) -> Trace: ...
 def plan_bound(costs: PipelineCosts, num_microbatches: int, caps: Ints) -> float: ...
 def best_schedule(
@@ -256,3 +303,20 @@ def local_search(
     deadline: float = ...,
     known_ms: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
+def run_groups(
+    costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
+) -> tuple[Floats, Floats, NDArray[np.int64], Floats, Floats, Ints, Ints, Floats, Floats, Ints]:
+    """One iteration of any plan; `sizes` says how many of the codes each group has.
+
+    Starts and ends of blocks, as coded; what was sent, its starts and ends; stages, numbers, starts
+    and ends of parts of all-reduces; how many blocks each group has run: fewer than it has, if the
+    orders deadlock.
+    """
+
+def group_time(
+    costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
+) -> float:
+    """The iteration time alone, infinite where the orders deadlock.
+
+    With full duplex and no shared links about ten times as fast.
+    """

@@ -117,6 +117,21 @@ class BestLinks {
         find_transfers();
     }
 
+    // For each number of devices, the highest rate at which so many send to `num_others` others
+    // together, each over its best links; or receive from them.
+    std::vector<double> summed_rates(int num_others, bool sends) const {
+        std::vector<double> sums;
+        for (int u = 0; u < V_; ++u) {
+            std::vector<double> rates;
+            for (int v = 0; v < V_; ++v) rates.push_back(rate_[sends ? at(u, v) : at(v, u)]);
+            std::sort(rates.begin(), rates.end(), std::greater<double>());
+            sums.push_back(std::accumulate(rates.begin(), rates.begin() + num_others, 0.0));
+        }
+        std::sort(sums.begin(), sums.end(), std::greater<double>());
+        std::partial_sum(sums.begin(), sums.end(), sums.begin());
+        sums.insert(sums.begin(), 0.0);
+        return sums;
+    }
     double best_rate() const { return *std::max_element(rate_.begin(), rate_.end()); }
 
     // No ring of r devices is faster; 0: there is none.

@@ -1,12 +1,7 @@
-// The only file that knows Python: classes that validate themselves, kernels that release the GIL.
+// With bindings_groups.cpp the only file that knows Python: classes that validate themselves, kernels that release the GIL.
 //
 // A kernel that cannot finish raises a Python exception: DeadlineError at its deadline,
 // KeyboardInterrupt at Ctrl-C, ValueError for wrong arguments, MemoryError if memory runs out.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,67 +10,11 @@
 
 #include "kernels.hpp"
 #include "pipeline.hpp"
+#include "python_arrays.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace pipeplan;
 
 namespace {
-
-using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Cube = nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<const Code, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<nb::numpy, T>;
-
-template <class T>
-Out<T> to_numpy(std::vector<T>&& values, std::initializer_list<std::size_t> shape) {
-    auto* owned = new std::vector<T>(std::move(values));
-    nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return Out<T>(owned->data(), shape, owner);
-}
-
-template <class Array>
-auto to_vector(const Array& values) {
-    return std::vector<std::remove_const_t<typename Array::Scalar>>(values.data(),
-                                                                   values.data() + values.size());
-}
-
-void require(bool condition, const char* message) {
-    if (!condition) throw std::invalid_argument(message);
-}
-
-void require_not_nan(double number, const char* message) { require(!std::isnan(number), message); }
-
-// Whether Ctrl-C has been pressed. Python's error indicator then holds the exception.
-bool signalled() {
-    nb::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
-}
-
-// Runs a kernel without the GIL. If it stops early, the reason becomes a Python exception.
-template <class Kernel>
-auto run_kernel(double deadline_s, Kernel&& kernel) {
-    require_not_nan(deadline_s, "deadline: is not a number");
-    try {
-        nb::gil_scoped_release release;
-        Control control(deadline_s, &signalled);
-        return kernel(control);
-    } catch (const Interrupted&) {
-        throw nb::python_error();
-    }
-}
-
-template <class Kernel>
-auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
-    require(num_threads >= 1 && num_threads <= 1024, "num_threads: is not within 1..1024");
-    return run_kernel(deadline_s, [&](Control& control) {
-        Pool pool(num_threads, control);
-        return kernel(pool, control);
-    });
-}
 
 // ---------------------------------------------------------------------------- classes
 
@@ -99,10 +38,12 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
                         int num_microbatches, int microbatch_size, int max_replicas,
                         std::vector<int> host_of, std::vector<double> inside_bytes_per_ms,
                         std::vector<double> activation_bytes, const PlanLimits* limits,
-                        std::shared_ptr<SharedLinks> shared) {
+                        std::shared_ptr<SharedLinks> shared, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     LayerCosts layers{to_vector(forward), to_vector(backward), to_vector(output_bytes),
                       to_vector(gradient_bytes), to_vector(parameter_bytes),
-                      std::move(activation_bytes)};
+                      std::move(activation_bytes), std::move(sizes), std::move(forward_at),
+                      std::move(backward_at)};
     const std::size_t V = speed.shape(0);
     require(V <= 32766, "devices: are more than 32766");
     const std::vector<int> one_host(V, 0);
@@ -127,18 +68,20 @@ void construct_instance(Instance* self, Vector forward, Vector backward, Vector 
 void construct_limits(PlanLimits* self, bool whole_samples, bool may_recompute,
                       std::vector<double> memory_bytes, double state_bytes_per_parameter_byte,
                       double input_bytes, int min_stages, int max_stages, int first_device,
-                      int last_device) {
-    new (self) PlanLimits{whole_samples,  may_recompute, std::move(memory_bytes),
+                      int last_device, bool any_shares) {
+    new (self) PlanLimits{whole_samples, may_recompute, any_shares, std::move(memory_bytes),
                           state_bytes_per_parameter_byte, input_bytes, min_stages,
-                          max_stages,     first_device,  last_device};
+                          max_stages, first_device, last_device};
 }
 
 Instance py_with_layers(const Instance& instance, Vector forward, Vector backward,
                         Vector output_bytes, Vector gradient_bytes, Vector parameter_bytes,
-                        std::vector<double> activation_bytes) {
+                        std::vector<double> activation_bytes, std::vector<double> sizes,
+                        std::vector<double> forward_at, std::vector<double> backward_at) {
     return instance.with_layers({to_vector(forward), to_vector(backward), to_vector(output_bytes),
                                  to_vector(gradient_bytes), to_vector(parameter_bytes),
-                                 std::move(activation_bytes)});
+                                 std::move(activation_bytes), std::move(sizes),
+                                 std::move(forward_at), std::move(backward_at)});
 }
 
 void construct_plan(PlacedPlan* self, const Instance& instance, std::vector<int> end_layer,
@@ -192,6 +135,43 @@ nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
                                           return run_schedule(view, codes.data(), control);
                                       }),
                            view);
+}
+
+// When each group of flows changes its rate, in the order of time.
+nb::tuple py_rate_changes(const PipelineCosts& costs, Codes codes) {
+    require(codes.shape(1) % 2 == 0, "codes: a forward and a backward for each microbatch");
+    CostsView view = costs.view(static_cast<long>(codes.shape(1) / 2));
+    require(codes.shape(0) == static_cast<std::size_t>(view.num_stages), "codes: a row a stage");
+    require(view.flows, "costs: no link is shared");
+    view.records_rates = true;
+    const Trace trace = run_kernel(kInfinity, [&](Control& control) {
+        require_complete(view, codes.data());
+        return run_schedule(view, codes.data(), control);
+    });
+    std::vector<double> ms, rate;
+    std::vector<int> group;
+    for (const RateChange& change : trace.rate_changes)
+        ms.push_back(change.ms), group.push_back(change.group), rate.push_back(change.rate);
+    const std::size_t num = ms.size();
+    return nb::make_tuple(to_numpy(std::move(ms), {num}), to_numpy(std::move(group), {num}),
+                          to_numpy(std::move(rate), {num}));
+}
+
+// For each group of flows: its transfer, flows, limit and bytes of each, sides of shared links.
+nb::list py_flow_groups(const PlanFlows& flows) {
+    nb::list result;
+    const FlowTable& table = flows.table();
+    for (std::size_t t = 0; t < table.transfers().size(); ++t) {
+        const FlowTransfer& transfer = table.transfers()[t];
+        for (int g = transfer.first_group; g < transfer.end_group; ++g) {
+            const FlowGroup& group = table.groups()[g];
+            const FlowClass& its = table.classes()[group.flow_class];
+            const std::vector<int> sides(table.sides().begin() + its.first_side,
+                                         table.sides().begin() + its.end_side);
+            result.append(nb::make_tuple(t, group.count, its.limit, group.bytes, sides));
+        }
+    }
+    return result;
 }
 
 void require_caps(const CostsView& costs, const Ints& caps) {
@@ -419,12 +399,15 @@ void bind_classes(nb::module_& m) {
 
     nb::class_<SharedLinks>(m, "SharedLinks")
         .def(nb::init<std::vector<std::vector<int>>, const std::vector<double>&,
-                      const std::vector<double>&, std::vector<int>>(),
-             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a);
+                      const std::vector<double>&, std::vector<int>, const std::vector<double>&,
+                      const std::vector<double>&>(),
+             nb::kw_only(), "members"_a, "out_bytes_per_ms"_a, "in_bytes_per_ms"_a, "host_of"_a,
+             "out_latency_ms"_a = std::vector<double>(), "in_latency_ms"_a = std::vector<double>());
 
     nb::class_<PlanFlows>(m, "PlanFlows")
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
              "shares"_a)
+        .def("groups", &py_flow_groups)
         .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")
@@ -432,7 +415,7 @@ void bind_classes(nb::module_& m) {
              "may_recompute"_a = false, "memory_bytes"_a = std::vector<double>(),
              "state_bytes_per_parameter_byte"_a = 1.0, "input_bytes"_a = 0.0, "min_stages"_a = 1,
              "max_stages"_a = std::numeric_limits<int>::max(), "first_device"_a = -1,
-             "last_device"_a = -1);
+             "last_device"_a = -1, "any_shares"_a = false);
 
     nb::class_<Instance>(m, "Instance")
         .def("__init__", &construct_instance, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
@@ -441,13 +424,16 @@ void bind_classes(nb::module_& m) {
              "microbatch_size"_a, "max_replicas"_a, "host_of"_a = std::vector<int>(),
              "inside_bytes_per_ms"_a = std::vector<double>(),
              "activation_bytes"_a = std::vector<double>(), "limits"_a.none() = nb::none(),
-             "shared"_a.none() = nb::none())
+             "shared"_a.none() = nb::none(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def("on_devices", &Instance::on_devices, "order"_a)
         .def("shares", &py_shares, "devices"_a, "first_layer"_a, "end_layer"_a, "mode"_a = 0)
         .def("with_layers", &py_with_layers, nb::kw_only(), "forward_ms"_a, "backward_ms"_a,
              "output_bytes"_a, "gradient_bytes"_a, "parameter_bytes"_a,
-             "activation_bytes"_a = std::vector<double>())
+             "activation_bytes"_a = std::vector<double>(), "sizes"_a = std::vector<double>(),
+             "forward_at"_a = std::vector<double>(), "backward_at"_a = std::vector<double>())
         .def_prop_ro("has_equal_devices", &Instance::has_equal_devices)
+        .def_prop_ro("any_shares", [](const Instance& in) { return in.limits.any_shares; })
         .def_ro("num_layers", &Instance::num_layers)
         .def_ro("num_devices", &Instance::num_devices);
 
@@ -463,10 +449,12 @@ void bind_classes(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
     bind_classes(m);
+    bind_groups(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);
     m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
+    m.def("rate_changes", &py_rate_changes, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);
     m.def("best_schedule", &py_best_schedule, "costs"_a, "num_microbatches"_a, "limit_ms"_a,

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "shares.hpp"
+
 namespace pipeplan {
 
 // `cap` is the most microbatches that the stage may hold, kNoCap if all of them; `rounds` is
@@ -15,7 +17,7 @@ struct StageCosts {
     double forward, backward, all_reduce;
     int cap = kNoCap;
     double rounds = 0.0;
-    bool shares_by_memory = false;  // devices with the most memory take a sample more (Instance::shares)
+    Split split = Split::kEven;  // how the devices share a microbatch (Instance::shares)
 };
 
 struct ChannelCosts {

@@ -1,9 +1,9 @@
-// The closed form of shared links for neighbouring intervals of an order.
+// The closed form of shared links for sets of devices that share microbatches evenly.
 //
-// Of the k devices before a boundary n are members of a link, of the m behind it l are. With equal
-// shares n * (m - l) pairs leave the members and l * (k - n) enter them, all over the same link. A link
-// that carries p pairs is like a link of each pair with 1/p of the capacity. Where shares differ a
-// little, this is near enough: whatever is kept is judged anew.
+// Of k senders n are members of a link, of m receivers l are. n * (m - l) pairs leave the members and
+// l * (k - n) enter them, all over the same link. A link that carries p pairs is like a link of each
+// pair with 1/p of the capacity. If each pair carries at least some bytes, the transfer takes at least
+// as long as this link takes for these bytes: so bounds hold where shares differ, too.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -45,13 +45,34 @@ class MemberCounts {
     int size_ = 0;
 };
 
-// For all sizes (rising, in units) before and behind a boundary, the link that stands for all shared
-// ones. Unit k holds the devices [start[k], start[k + 1]).
+// Adds what shared links are for each pair of senders and receivers, times `unit`. Where all senders
+// are members and no receiver is, or the other way round, all bytes cross the link, whatever the shares.
+inline void insert_crossings(const SharedLinks& links, const MemberCounts& senders,
+                             const MemberCounts& receivers, LinkSet& set, double unit = 1.0) {
+    const auto insert = [&](int link) {
+        const double leaving = static_cast<double>(senders[link]) * (receivers.size() - receivers[link]);
+        const double entering = static_cast<double>(receivers[link]) * (senders.size() - senders[link]);
+        const double all = static_cast<double>(senders.size()) * receivers.size();
+        const auto insert_side = [&](int side, double pairs) {
+            const double ms_per_byte = 1.0 / links.capacity(side);
+            if (pairs > 0) set.insert_shared({links.latency_ms(side), unit * pairs * ms_per_byte});
+            if (pairs == all)
+                set.raise_whole({links.latency_ms(side), (1 - 2 * kShareRounding) * ms_per_byte});
+        };
+        insert_side(2 * link, leaving);
+        insert_side(2 * link + 1, entering);
+    };
+    for (int link : senders.touched()) insert(link);
+    for (int link : receivers.touched())
+        if (senders[link] == 0) insert(link);
+}
+
+// The members of shared links in all sizes (rising, in units) before and behind a boundary. Unit k
+// holds the devices [start[k], start[k + 1]).
 class Crossings {
   public:
     Crossings(const SharedLinks& links, const std::vector<int>& start, int boundary,
-              const std::vector<int>& sizes)
-        : links_(links) {
+              const std::vector<int>& sizes) {
         const int num_units = static_cast<int>(start.size()) - 1;
         MemberCounts counts(links);
         for (int size : sizes) {
@@ -69,31 +90,13 @@ class Crossings {
         }
     }
 
-    // The links for both directions of the channel between sizes[a] units and sizes[b] units.
-    struct Both {
-        Link forward, backward;
-    };
-    Both between(int a, int b) const {
-        const MemberCounts &before = before_[a], &behind = behind_[b];
-        Both both{{0.0, 0.0}, {0.0, 0.0}};
-        const auto count = [&](int link) {
-            const double leaving = static_cast<double>(before[link]) * (behind.size() - behind[link]);
-            const double entering = static_cast<double>(behind[link]) * (before.size() - before[link]);
-            const double out = links_.out(link), in = links_.in(link);
-            both.forward.ms_per_byte = std::max({both.forward.ms_per_byte, leaving / out, entering / in});
-            both.backward.ms_per_byte =
-                std::max({both.backward.ms_per_byte, entering / out, leaving / in});
-        };
-        for (int link : before.touched()) count(link);
-        for (int link : behind.touched()) count(link);
-        return both;
-    }
+    const MemberCounts& before(int a) const { return before_[a]; }
+    const MemberCounts& behind(int b) const { return behind_[b]; }
 
   private:
     static void grow(MemberCounts& counts, int first, int end) {
         for (int u = first; u < end; ++u) counts.add(u);
     }
-    const SharedLinks& links_;
     std::vector<MemberCounts> before_, behind_;  // by size
     int last_ = 0;
 };

@@ -10,10 +10,14 @@
 //   give a bound.
 //
 // Both only forget: whatever real stages do is possible here too. See docs/theory.md.
+//
+// Where devices share by speed, a stage is as fast as its devices are together. Then a stage takes
+// the very devices that it has, and prices need not rise with speed.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -61,6 +65,49 @@ class DeviceBudget {
         return DeviceBudget(std::move(classes), true, false, spent + 1);
     }
 
+    // For stages that take the very devices that they have: prices nearly in proportion to speeds, with at
+    // most `max_nodes` nodes. All devices together buy hardly more speed than they have.
+    static DeviceBudget by_fair_price(const std::vector<double>& speeds, int max_nodes) {
+        std::vector<SpeedClass> classes = classes_of(speeds), best;
+        double sum = 0.0, least = 1e300;
+        for (double speed : speeds) sum += speed;
+        int best_total = 0;
+        for (int whole = static_cast<int>(speeds.size()); whole < max_nodes; ++whole) {
+            const double unit = sum / whole;
+            double dearest = 0.0;
+            int total = 0;
+            for (SpeedClass& one : classes) {
+                one.price = std::max(1, static_cast<int>(std::lround(one.fastest / unit)));
+                total += one.price * one.num_devices;
+                dearest = std::max(dearest, one.fastest / one.price);
+            }
+            const double bought = dearest * total / sum;
+            if (total < max_nodes && bought < least * (1 - 1e-9))
+                least = bought, best = classes, best_total = total;
+        }
+        if (best.empty()) return by_price(speeds, 1, 1);  // one each
+        return DeviceBudget(std::move(best), true, false, best_total + 1);
+    }
+
+    // What a stage may take: a number of devices and their speeds, and what they cost.
+    struct Crew {
+        int size;
+        std::vector<double> speeds;  // by_price: only the sum is right
+        double speed;                // summed
+        int cost;                    // added to a node
+    };
+    // All of them; by price the fastest of each size and price.
+    std::vector<Crew> crews(int max_size) const {
+        return by_price_ ? crews_by_price(max_size) : crews_by_class(max_size);
+    }
+    // The node after a stage with this crew, or -1 if the devices are not there.
+    int take(int node, const Crew& crew) const {
+        if (by_price_) return node + crew.cost < num_nodes_ ? node + crew.cost : -1;
+        for (std::size_t c = 0; c < classes_.size(); ++c)
+            if (in_use(node, c) + in_use(crew.cost, c) > classes_[c].num_devices) return -1;
+        return node + crew.cost;
+    }
+
     const std::vector<SpeedClass>& classes() const { return classes_; }  // fastest first
     int num_nodes() const { return num_nodes_; }                         // node 0: nothing is used
     bool is_exact() const { return exact_; }  // whether it forgets nothing about speeds
@@ -82,6 +129,51 @@ class DeviceBudget {
     }
 
   private:
+    int in_use(int node, std::size_t c) const {
+        return node / stride_[c] % (classes_[c].num_devices + 1);
+    }
+
+    std::vector<Crew> crews_by_class(int max_size) const {
+        std::vector<Crew> result;
+        for (int node = 1; node < num_nodes_; ++node) {
+            Crew crew{0, {}, 0.0, node};
+            for (std::size_t c = 0; c < classes_.size(); ++c) {
+                const int count = in_use(node, c);
+                crew.size += count, crew.speed += count * classes_[c].fastest;
+                if (crew.size <= max_size)
+                    crew.speeds.insert(crew.speeds.end(), count, classes_[c].fastest);
+            }
+            if (crew.size <= max_size) result.push_back(std::move(crew));
+        }
+        return result;
+    }
+
+    // Knapsack over the devices.
+    std::vector<Crew> crews_by_price(int max_size) const {
+        const std::size_t row = num_nodes_;
+        std::vector<double> fastest((max_size + 1) * row, -1.0);
+        fastest[0] = 0.0;
+        for (const SpeedClass& one : classes_)
+            for (int device = 0; device < one.num_devices; ++device)
+                for (int size = max_size; size-- > 0;)
+                    for (int price = num_nodes_ - 1 - one.price; price >= 0; --price) {
+                        const double speed = fastest[size * row + price];
+                        double& more = fastest[(size + 1) * row + price + one.price];
+                        if (speed >= 0) more = std::max(more, speed + one.fastest);
+                    }
+        std::vector<Crew> result;
+        for (int size = 1; size <= max_size; ++size) {
+            double best = 0.0;
+            for (int price = 0; price < num_nodes_; ++price) {
+                const double speed = fastest[size * row + price];
+                if (!(speed > best)) continue;  // no faster than a cheaper one
+                best = speed;
+                result.push_back({size, {}, speed, price});
+            }
+        }
+        return result;
+    }
+
     DeviceBudget(std::vector<SpeedClass> classes, bool by_price, bool exact, int num_nodes)
         : classes_(std::move(classes)), by_price_(by_price), exact_(exact), num_nodes_(num_nodes) {
         int stride = 1;

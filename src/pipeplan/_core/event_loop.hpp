@@ -51,7 +51,7 @@ using Ends = std::priority_queue<End, std::vector<End>, std::greater<End>>;
 // them here.
 class GivenTimes {
   public:
-    explicit GivenTimes(const CostsView& costs) : costs_(costs) {}
+    GivenTimes(const CostsView& costs, Trace&) : costs_(costs) {}
     void begin(int lane, double now_ms, Ends& ends) {
         const double* length_ms = lane % 2 == 0 ? costs_.send_forward_ms : costs_.send_backward_ms;
         ends.push({now_ms + length_ms[lane / 2], costs_.num_stages + lane});
@@ -69,8 +69,9 @@ class GivenTimes {
 // Transfers and all-reduces take as long as their flows, which share links with those of others.
 class SharedTimes {
   public:
-    explicit SharedTimes(const CostsView& costs)
-        : num_lanes_(2 * (costs.num_stages - 1)), rates_(*costs.flows) {}
+    SharedTimes(const CostsView& costs, Trace& trace)
+        : num_lanes_(2 * (costs.num_stages - 1)),
+          rates_(costs.flows->table(), costs.records_rates ? &trace.rate_changes : nullptr) {}
     void begin(int lane, double now_ms, Ends&) { rates_.begin(lane, now_ms); }
     void begin_all_reduce(int n, double now_ms) { rates_.begin(num_lanes_ + n, now_ms); }
     double next_ms() { return rates_.next_ms(); }
@@ -90,7 +91,7 @@ class Run {
   public:
     Run(const CostsView& costs, Trace& trace, Control& control)
         : costs_(costs), trace_(trace), control_(control), S_(costs.num_stages),
-          M_(costs.num_microbatches), transfers_(costs), stages_(S_),
+          M_(costs.num_microbatches), transfers_(costs, trace), stages_(S_),
           lanes_(2 * std::max(S_ - 1, 0)),
           has_forward_input_(static_cast<std::size_t>(S_) * M_, 0),
           has_backward_input_(static_cast<std::size_t>(S_) * M_, 0) {

@@ -1,20 +1,32 @@
 // Flows under way and their max-min fair rates (docs/formats.md, rules 9-11).
 //
+// Flows of one class (flow_table.hpp) always have the same rate. So a class counts how many bytes each
+// of its flows has been sent since some time, whoever they belong to; a flow ends when this number has
+// risen by its bytes. A change of rates is one change for the whole class.
+//
 // A side of a shared link whose flows could all run at their limits at once limits nobody. Only the
-// other sides tie flows together. A start or an end therefore changes only the rates of flows that
+// other sides tie classes together. A start or an end therefore changes only the rates of classes that
 // are tied to it through such sides: these are filled anew, all others keep their rates.
 #pragma once
 #include <algorithm>
 #include <queue>
 #include <vector>
 
-#include "flows.hpp"
+#include "flow_table.hpp"
 
 namespace pipeplan {
 
+// From `ms` on each flow of a group has this rate, in bytes per ms; 0: it has ended.
+struct RateChange {
+    double ms;
+    int group;
+    double rate;
+};
+
 class FlowRates {
   public:
-    explicit FlowRates(const PlanFlows& flows);
+    // The table has to outlive this. All changes of rates are added to `history`, if there is one.
+    explicit FlowRates(const FlowTable& flows, std::vector<RateChange>* history = nullptr);
 
     // Begins a transfer; it must not be under way. A transfer without flows ends at once.
     void begin(int transfer, double now_ms);
@@ -31,21 +43,18 @@ class FlowRates {
             if (--num_left_[transfer] == 0) done(transfer, latest_ms_[transfer]);
         };
         if (next_end_ms_ <= last_ms) {
-            ended_.clear();
-            next_end_ms_ = kInfinity;
-            for (int group : under_way_) {
-                if (flows_[group].end_ms <= last_ms) ended_.push_back(group);
-                else next_end_ms_ = std::min(next_end_ms_, flows_[group].end_ms);
+            for (std::size_t c = 0; c < classes_.size(); ++c) {
+                while (end_ms_[c] <= last_ms) {
+                    const double end_ms = end_ms_[c];
+                    take_end(transfer_of_[end_first(static_cast<int>(c))], end_ms);
+                }
             }
-            for (int group : ended_) {
-                end(group);
-                take_end(flows_[group].transfer, flows_[group].end_ms);
-            }
+            find_next_end();
         }
         while (!events_.empty() && events_.top().ms <= last_ms) {
             const Event event = events_.top();
             events_.pop();
-            if (event.group >= 0) start(event.group);
+            if (event.first_group < event.end_group) start(event.first_group, event.end_group);
             else take_end(event.transfer, event.ms);
         }
     }
@@ -53,54 +62,71 @@ class FlowRates {
     void settle(double now_ms);
 
   private:
-    // Flows that start after their latency, and timers.
+    // Groups that start after their latency, and timers.
     struct Event {
         double ms;
-        int transfer, group;  // a timer has no group
+        int transfer, first_group, end_group;  // a timer has no groups
         bool operator>(const Event& other) const {
             if (ms != other.ms) return ms > other.ms;
-            return transfer != other.transfer ? transfer > other.transfer : group > other.group;
+            if (transfer != other.transfer) return transfer > other.transfer;
+            return first_group > other.first_group;
         }
     };
-    struct Flow {
-        int transfer = 0;
-        double left_bytes = 0.0, rate = 0.0, since_ms = 0.0;  // left at `since_ms`
-        double end_ms = 0.0;  // at this rate
+    // A group under way ends when each flow of its class has been sent so many bytes.
+    struct Goal {
+        double bytes;
+        int group;
+        bool operator>(const Goal& other) const {
+            return bytes != other.bytes ? bytes > other.bytes : group > other.group;
+        }
+    };
+    struct Class {
+        int num_flows = 0;  // those that have started at this instant included
+        double rate = 0.0, sent_bytes = 0.0, since_ms = 0.0;  // of each flow, until `since_ms`
+        std::vector<Goal> goals;    // a heap, the least one first
+        std::vector<int> started;   // groups that have no rate yet
         double new_rate = 0.0;
         long visited = 0;
     };
     struct Side {
         double capacity = 0.0;
-        double wanted = 0.0;  // by all flows under way, at their limits
-        std::vector<int> groups;  // under way
+        bool is_tight = false;     // whether its flows cannot all have their limits
+        std::vector<int> classes;  // that use it
         bool has_changed = false;
         long visited = 0;
-        double left = 0.0;   // while filling: capacity, and flows without a rate
+        double left = 0.0;  // while filling: capacity, and flows without a rate
         int num_open = 0;
-        bool is_tight() const { return wanted > capacity; }
     };
+    static constexpr std::size_t kFewGoals = 4;
 
-    void start(int group);
-    void end(int group);
-    void mark_changed(int side);
-    void visit_group(int group);
+    void start(int first_group, int end_group);
+    int end_first(int index);
+    void count_flows(int index, int more);
+    void visit_class(int index);
     void visit_side(int side);
     void fill();
-    void freeze(int group, double rate);
+    void freeze(int index, double rate);
+    void move_on(Class& moved, double now_ms);
+    void find_end(int index);
+    void find_next_end();
 
     const std::vector<FlowGroup>& groups_;
     const std::vector<FlowTransfer>& transfers_;
-    const std::vector<int>& sides_of_groups_;
-    std::vector<Flow> flows_;    // [groups]
+    const std::vector<FlowClass>& kinds_;
+    const std::vector<int>& sides_of_kinds_;
+    std::vector<RateChange>* history_;
+    std::vector<int> transfer_of_;  // [groups]
+    std::vector<Class> classes_;
+    std::vector<double> end_ms_;    // [classes], the next end of one of its groups
+    std::vector<int> by_limit_;     // classes, by rising limits
     std::vector<Side> sides_;
-    std::vector<int> under_way_, ended_;  // groups
-    double next_end_ms_ = kInfinity;      // of these
-    std::vector<int> num_left_;           // [transfers], flows and timers
-    std::vector<double> latest_ms_;       // [transfers], the latest end so far
+    double next_end_ms_ = kInfinity;
+    std::vector<int> num_left_;      // [transfers], groups and timers
+    std::vector<double> latest_ms_;  // [transfers], the latest end so far
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
     std::vector<int> changed_sides_, started_;
     long visit_ = 0;
-    std::vector<int> tied_groups_, tied_sides_, open_;
+    std::vector<int> tied_classes_, tied_sides_, open_;
 };
 
 }  // namespace pipeplan

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -40,6 +41,35 @@ int checked_count(std::size_t count, int most, const char* name) {
 
 std::vector<double> or_zeros(std::vector<double> values, std::size_t size) {
     return values.empty() ? std::vector<double>(size, 0.0) : values;
+}
+
+// Rising sizes, and a time of each layer at each of them.
+std::vector<double> checked_sizes(const LayerCosts& layers, std::size_t num_layers) {
+    require_values(layers.sizes, layers.sizes.size(), "sizes");
+    for (std::size_t k = 0; k < layers.sizes.size(); ++k)
+        if (!(layers.sizes[k] > (k ? layers.sizes[k - 1] : 0.0))) refuse("sizes: do not rise");
+    for (const std::vector<double>* times : {&layers.forward_at, &layers.backward_at})
+        require_values(*times, layers.sizes.size() * num_layers, "times at sizes");
+    return layers.sizes;
+}
+
+// Times of a whole microbatch, in proportion to which no number of samples takes less: on a line
+// between two points the time by samples is no less than at one of its ends.
+std::vector<double> least_times(const std::vector<double>& own, const std::vector<double>& sizes,
+                                const std::vector<double>& at, double samples) {
+    std::vector<double> least = own;
+    for (std::size_t k = 0; k < sizes.size(); ++k)
+        for (std::size_t l = 0; l < own.size(); ++l)
+            least[l] = std::min(least[l], at[k * own.size() + l] / sizes[k] * samples);
+    return least;
+}
+
+std::vector<RangeSums> sums_at_sizes(const std::vector<double>& at, std::size_t num_sizes) {
+    std::vector<RangeSums> sums;
+    const std::size_t row = num_sizes ? at.size() / num_sizes : 0;
+    for (std::size_t k = 0; k < num_sizes; ++k)
+        sums.emplace_back(std::vector<double>(at.begin() + k * row, at.begin() + (k + 1) * row));
+    return sums;
 }
 
 PlanLimits checked_limits(PlanLimits limits, int num_devices) {
@@ -140,6 +170,41 @@ double Pairs::least_between(const std::vector<int>& senders,
     return least;
 }
 
+// The largest share on each host that has any, largest first.
+std::vector<std::pair<double, int>> Pairs::largest_by_host(const std::vector<int>& devices,
+                                                           const std::vector<double>& shares) const {
+    std::vector<std::pair<int, double>> by_host;
+    for (std::size_t i = 0; i < devices.size(); ++i)
+        by_host.push_back({host_of_[devices[i]], -shares[i]});
+    std::sort(by_host.begin(), by_host.end());
+    std::vector<std::pair<double, int>> result;
+    for (std::size_t i = 0; i < by_host.size(); ++i)
+        if (i == 0 || by_host[i].first != by_host[i - 1].first)
+            result.push_back({-by_host[i].second, by_host[i].first});
+    std::sort(result.begin(), result.end(), std::greater<std::pair<double, int>>());
+    return result;
+}
+
+double Pairs::longest_between(const std::vector<int>& senders, const std::vector<double>& shares,
+                              const std::vector<int>& receivers,
+                              const std::vector<double>& next_shares) const {
+    const auto from = largest_by_host(senders, shares), to = largest_by_host(receivers, next_shares);
+    const auto ms = [](double part, double rate) {
+        return rate > 0 ? part / rate : std::numeric_limits<double>::infinity();
+    };
+    double longest = 0.0;
+    // The largest two of each side have among them the largest pair of different hosts.
+    for (std::size_t a = 0; a < std::min<std::size_t>(2, from.size()); ++a)
+        for (std::size_t b = 0; b < std::min<std::size_t>(2, to.size()); ++b)
+            if (from[a].second != to[b].second)
+                longest = std::max(longest, ms(from[a].first * to[b].first, between_));
+    std::vector<double> to_of(size_, 0.0);
+    for (const auto& [share, host] : to) to_of[host] = share;
+    for (const auto& [share, host] : from)
+        if (to_of[host] > 0) longest = std::max(longest, ms(share * to_of[host], data_[host]));
+    return longest;
+}
+
 Pairs Pairs::on_devices(const std::vector<int>& order) const {
     if (!is_full_) {
         Pairs result = *this;
@@ -168,8 +233,11 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
                                  "max_replicas")),
       output_bytes(checked(layers.output_bytes, num_layers, "output_bytes")),
       gradient_bytes(checked(layers.gradient_bytes, num_layers, "gradient_bytes")),
-      forward_sum(prefix_sums(checked(layers.forward_ms, num_layers, "forward_ms"))),
-      backward_sum(prefix_sums(checked(layers.backward_ms, num_layers, "backward_ms"))),
+      forward_sum(prefix_sums(least_times(checked(layers.forward_ms, num_layers, "forward_ms"),
+                                          checked_sizes(layers, num_layers), layers.forward_at,
+                                          microbatch_size))),
+      backward_sum(prefix_sums(least_times(checked(layers.backward_ms, num_layers, "backward_ms"),
+                                           layers.sizes, layers.backward_at, microbatch_size))),
       forward_ms(layers.forward_ms), backward_ms(layers.backward_ms),
       parameter_bytes(checked(layers.parameter_bytes, num_layers, "parameter_bytes")),
       activation_bytes(checked(or_zeros(layers.activation_bytes, num_layers), num_layers,
@@ -177,7 +245,8 @@ Instance::Instance(LayerCosts layers, DeviceLinks links, bool half_duplex_, int 
       speed(checked(std::move(links.speed), num_devices, "speed")),
       bytes_per_ms(std::move(links.bytes_per_ms)), latency_ms(std::move(links.latency_ms)),
       shared(std::move(links.shared)), limits(checked_limits(std::move(limits_), num_devices)),
-      layers_(std::move(layers)) {
+      sizes(layers.sizes), forward_at_(sums_at_sizes(layers.forward_at, sizes.size())),
+      backward_at_(sums_at_sizes(layers.backward_at, sizes.size())), layers_(std::move(layers)) {
     for (double s : speed)
         if (!(s > 1e-60)) refuse("speed: " + std::to_string(s) + " is not above zero");
     for (double rate : bytes_per_ms.table())
@@ -211,24 +280,19 @@ Instance Instance::on_devices(const std::vector<int>& order) const {
                     half_duplex, num_microbatches, microbatch_size, max_replicas, std::move(mine));
 }
 
-std::vector<double> Instance::shares(const std::vector<int>& devices, bool by_memory) const {
-    const int k = static_cast<int>(devices.size());
-    if (shares_evenly(k)) return std::vector<double>(k, 1.0 / k);
-    const double samples = microbatch_size;
-    std::vector<int> order(k);
-    for (int i = 0; i < k; ++i) order[i] = i;
-    const auto memory = [&](int i) { return has_memory() ? limits.memory_bytes[devices[i]] : 0.0; };
-    std::sort(order.begin(), order.end(), [&](int a, int b) {
-        const double faster = speed[devices[a]] - speed[devices[b]];
-        const bool has_more = memory(a) > memory(b), has_less = memory(a) < memory(b);
-        if (by_memory && (has_more || has_less)) return has_more;
-        if (faster != 0) return faster > 0;
-        if (has_more || has_less) return has_more;
-        return devices[a] < devices[b];
-    });
-    std::vector<double> result(k, (microbatch_size / k) / samples);
-    for (int i = 0; i < microbatch_size % k; ++i) result[order[i]] = (microbatch_size / k + 1) / samples;
-    return result;
+void Instance::require_proportional() const {
+    if (has_measured()) refuse("instance: a bound needs times in proportion to the samples");
+}
+
+SizeMix Instance::size_mix(double share) const {
+    const double samples = share * microbatch_size;
+    const int last = static_cast<int>(sizes.size()) - 1;
+    if (samples <= sizes[0]) return {0, samples / sizes[0], 0.0};
+    if (samples >= sizes[last]) return {last, samples / sizes[last], 0.0};
+    const int low =
+        static_cast<int>(std::upper_bound(sizes.begin(), sizes.end(), samples) - sizes.begin()) - 1;
+    const double high = (samples - sizes[low]) / (sizes[low + 1] - sizes[low]);
+    return {low, 1 - high, high};
 }
 
 bool Instance::has_equal_devices() const {

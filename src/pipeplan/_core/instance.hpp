@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "shared_links.hpp"
+#include "shares.hpp"
 
 namespace pipeplan {
 
@@ -16,12 +18,23 @@ struct LayerCosts {
     std::vector<double> forward_ms, backward_ms;            // [layers]
     std::vector<double> output_bytes, gradient_bytes;       // [layers]
     std::vector<double> parameter_bytes, activation_bytes;  // [layers]; no activations: empty
+    // Where layers were measured at several microbatch sizes: these, rising, and the times at each.
+    std::vector<double> sizes, forward_at, backward_at;  // [sizes], [sizes][layers]
+};
+
+// Two neighbouring sizes at which layers were measured, and how much each counts.
+struct SizeMix {
+    int low;
+    double of_low, of_high;
 };
 
 // What a plan has to keep beside the most replicas of a stage.
 struct PlanLimits {
     bool whole_samples = false;  // a device takes whole samples, not fractions of them
     bool may_recompute = false;  // a stage may compute its activations again
+    // Devices of different speed may have different shares: planning also splits in proportion to
+    // speed, and bounds hold for all shares.
+    bool any_shares = false;
     std::vector<double> memory_bytes;            // [devices]; empty: memory does not count
     double state_bytes_per_parameter_byte = 1.0; // the parameters themselves included
     double input_bytes = 0.0;                    // into the first layer
@@ -37,10 +50,11 @@ struct PlanLimits {
 
 // How a stage runs, as bits of one number.
 enum StageMode : int {
-    kKeeps = 0,      // activations are kept, shares are even
-    kRecomputes = 1  // activations are computed again
+    kKeeps = 0,       // activations are kept, shares are even
+    kRecomputes = 1,  // activations are computed again
+    kBySpeed = 2      // shares are in proportion to the speeds of the devices
 };
-constexpr int kNumStageModes = 2;
+constexpr int kNumStageModes = 4;
 
 // One number for each ordered pair of different devices: as a full matrix, or as one number for each
 // host and one for all pairs of hosts.
@@ -67,12 +81,19 @@ class Pairs {
     // its devices; infinite if there is no pair. From the hosts alone; not for full matrices.
     double least_inside(const std::vector<int>& devices) const;
     double least_between(const std::vector<int>& senders, const std::vector<int>& receivers) const;
+    // The largest product of two shares by the number of their pair, likewise; infinite where a number
+    // is 0.
+    double longest_between(const std::vector<int>& senders, const std::vector<double>& shares,
+                           const std::vector<int>& receivers,
+                           const std::vector<double>& next_shares) const;
 
     Pairs on_devices(const std::vector<int>& order) const;
 
   private:
     void find_one_number();
     std::vector<int> sorted_hosts(const std::vector<int>& devices) const;
+    std::vector<std::pair<double, int>> largest_by_host(const std::vector<int>& devices,
+                                                        const std::vector<double>& shares) const;
 
     std::shared_ptr<const std::vector<double>> table_;
     const double* data_;
@@ -114,6 +135,10 @@ class Instance {
     Instance(LayerCosts layers, DeviceLinks links, bool half_duplex, int num_microbatches,
              int microbatch_size, int max_replicas, PlanLimits limits = {});
 
+    // Whether some devices are faster than others.
+    bool has_many_speeds() const;
+    bool has_many_speeds(const std::vector<int>& devices) const;
+
     // The same with these devices only, in this order.
     Instance on_devices(const std::vector<int>& order) const;
     // Another model on the same devices.
@@ -135,9 +160,23 @@ class Instance {
         return static_cast<double>(microbatch_size / num_devices + 1) / microbatch_size;
     }
     // The share of each of these devices. Whole samples are divided as evenly as can be; the fastest
-    // devices take one more, among equally fast ones those with the most memory. With `by_memory` it
-    // is the other way round, for stages that do not fit else.
-    std::vector<double> shares(const std::vector<int>& devices, bool by_memory = false) const;
+    // devices take one more, among equally fast ones those with the most memory. With `kByMemory` it
+    // is the other way round, for stages that do not fit else. With `kBySpeed` shares are in
+    // proportion to speed; even if a share would be too small for files.
+    std::vector<double> shares(const std::vector<int>& devices, Split split = Split::kEven) const;
+    // Whether layers were measured at several microbatch sizes. Then `forward_ms` and `backward_ms` are
+    // the times of a whole microbatch, and the prefix sums are of times in proportion to the samples that
+    // are nowhere above.
+    bool has_measured() const { return !sizes.empty(); }
+    // Throws std::invalid_argument if so: bounds need times in proportion to the samples.
+    void require_proportional() const;
+    SizeMix size_mix(double share) const;
+    double forward_at(const SizeMix& mix, int first, int end) const {
+        return mixed(forward_at_, mix, first, end);
+    }
+    double backward_at(const SizeMix& mix, int first, int end) const {
+        return mixed(backward_at_, mix, first, end);
+    }
     // What enters a layer from those before it.
     double bytes_into(int layer) const {
         return layer ? output_bytes[layer - 1] : limits.input_bytes;
@@ -160,8 +199,17 @@ class Instance {
     const Pairs bytes_per_ms, latency_ms;                              // [devices][devices]
     const std::shared_ptr<const SharedLinks> shared;                   // may be none
     const PlanLimits limits;
+    const std::vector<double> sizes;  // of microbatches, rising; empty unless has_measured()
 
   private:
+    static double mixed(const std::vector<RangeSums>& sums, const SizeMix& mix, int first, int end) {
+        const double low = mix.of_low * sums[mix.low](first, end);
+        return mix.of_high > 0 ? low + mix.of_high * sums[mix.low + 1](first, end) : low;
+    }
+    std::vector<int> ranked(const std::vector<int>& devices, bool by_memory) const;
+    std::vector<double> shares_by_speed(const std::vector<int>& devices) const;
+
+    std::vector<RangeSums> forward_at_, backward_at_;  // by size
     const LayerCosts layers_;
 };
 

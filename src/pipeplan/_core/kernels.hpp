@@ -1,4 +1,4 @@
-// The planning kernels. bindings.cpp is the only file that knows Python.
+// The planning kernels. bindings.cpp knows Python.
 #pragma once
 #include <cstdint>
 #include <vector>

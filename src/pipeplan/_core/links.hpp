@@ -25,9 +25,10 @@ inline Link link_between(const Instance& in, int u, int v) {
 
 // The parts of a microbatch that the devices of a stage take.
 //
-// Planning gives every device the same part. A lower bound speaks also of plans in which devices
-// take whole samples, as evenly as can be: where k devices do not divide the samples, some have one
-// sample more, and these may be the faster ones.
+// Planning gives every device the same part, or parts in proportion to speed. A lower bound speaks
+// also of plans in which devices take whole samples, as evenly as can be: where k devices do not
+// divide the samples, some have one sample more, and these may be the faster ones. Or it speaks of
+// all shares.
 struct Shares {
     double even;          // 1 / k; some device takes at least this
     double least;         // no device takes less
@@ -70,6 +71,44 @@ inline Shares whole_or_even_shares(const Instance& in, int num_devices, double s
     return {even.even, least, std::min(rate, even.compute_rate)};
 }
 
+// For lower bounds on plans with any shares: k devices of these speeds.
+//
+// With shares x(u) that add up to 1, some x(u) / speed(u) is at least 1 / (sum of speeds): else
+// the shares would add up to less. Of whole samples, each device takes at least one, some device takes
+// the average or more, and no division is better than `samples_by_speed`.
+inline Shares any_shares(const Instance& in, const std::vector<double>& speeds) {
+    const int k = static_cast<int>(speeds.size());
+    if (k == 1) return even_shares(1, speeds[0]);
+    double sum = 0.0;
+    for (double speed : speeds) sum += speed;
+    const double rounding = 1 - kShareRounding;
+    const int B = in.microbatch_size;
+    if (!in.limits.whole_samples || k > B) return {rounding / k, 0.0, rounding / sum};
+    const double samples = B;
+    return {rounding * ((B + k - 1) / k / samples), rounding / samples,
+            rounding * rate_of_samples(speeds, samples_by_speed(speeds, B), B)};
+}
+
+// Adds up the links from a set of devices to another: how fast they are together.
+class SummedLinks {
+  public:
+    void insert(Link link, int num_pairs = 1) {
+        if (!(link.ms_per_byte > 0)) return;
+        rate_ += num_pairs / link.ms_per_byte;
+        waiting_ += num_pairs / link.ms_per_byte * link.latency_ms;
+    }
+    // Within a time T each pair carries at most (T - latency) * rate, and all pairs together carry
+    // everything, however it is shared. So T is no less than this link takes for all bytes.
+    Link link() const {
+        if (!(rate_ > 0)) return {0.0, 0.0};
+        const double rounding = 1 - 2 * kShareRounding;
+        return {rounding * waiting_ / rate_, rounding / rate_};
+    }
+
+  private:
+    double rate_ = 0.0, waiting_ = 0.0;
+};
+
 // The undominated links of a set. The first few live inside, so that most sets need no heap.
 class LinkSet {
   public:
@@ -77,8 +116,11 @@ class LinkSet {
     explicit LinkSet(Link link) { insert(link); }
     void insert(Link link) {
         if (link.latency_ms == kInfinity) connected_ = false;
-        best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
-        best_.ms_per_byte = std::min(best_.ms_per_byte, link.ms_per_byte);
+        insert_best(link);
+        insert_shared(link);
+    }
+    // A link that several pairs share, as slow as it is for one of them. It is no pair's own.
+    void insert_shared(Link link) {
         for (int i = 0; i < size_; ++i) {
             const Link& kept = at(i);
             if (kept.latency_ms >= link.latency_ms && kept.ms_per_byte >= link.ms_per_byte) return;
@@ -110,6 +152,18 @@ class LinkSet {
         if (least == even) return slowest;
         return std::max(slowest, best_.latency_ms + even * best_.ms_per_byte);
     }
+    // The same, and all pairs together are no faster than `insert_whole` says for all bytes.
+    double transfer_ms(double least, double even, double all) const {
+        return std::max(transfer_ms(least, even), whole_.latency_ms + all * whole_.ms_per_byte);
+    }
+    // For plans with any shares (SummedLinks).
+    void insert_whole(Link link) { whole_ = link; }
+    // All pairs together are no faster than this link either.
+    void raise_whole(Link link) {
+        const bool is_first = whole_.latency_ms == 0 && whole_.ms_per_byte == 0;
+        whole_ = {is_first ? link.latency_ms : std::min(whole_.latency_ms, link.latency_ms),
+                  std::max(whole_.ms_per_byte, link.ms_per_byte)};
+    }
     // Some pair may be as good as this one.
     void insert_best(Link link) {
         best_.latency_ms = std::min(best_.latency_ms, link.latency_ms);
@@ -129,20 +183,35 @@ class LinkSet {
     int size_ = 0;
     bool connected_ = true;
     Link best_{kInfinity, kInfinity};  // the least latency and the fastest rate of any pair
+    Link whole_{0.0, 0.0};             // for all bytes of a transfer; nothing where shares are even
 };
 
 struct Range {
     int first, end;
 };
 
+// What a pair of devices carries, in some unit: the product of two weights. Where devices share by
+// speed, the weight is the speed; else it is 1.
+struct Weights {
+    bool senders_by_speed = false, receivers_by_speed = false;
+
+    bool are_even() const { return !senders_by_speed && !receivers_by_speed; }
+    double of(const Instance& in, int sender, int receiver) const {
+        return (senders_by_speed ? in.speed[sender] : 1.0) *
+               (receivers_by_speed ? in.speed[receiver] : 1.0);
+    }
+    Weights turned() const { return {receivers_by_speed, senders_by_speed}; }
+};
+
 // Inserts all links from one range of devices to another. Where all latencies
 // are alike, which is the rule, the slowest link alone is inserted: one pass over plain numbers.
-inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links) {
+inline void insert_all(const Instance& in, Range senders, Range receivers, LinkSet& links,
+                       const Weights& weights = {}) {
     double slowest = kInfinity, shortest = kInfinity, longest = 0.0;
     for (int u = senders.first; u < senders.end; ++u) {
         for (int v = receivers.first; v < receivers.end; ++v) {
             const double latency_ms = in.latency_ms(u, v);
-            slowest = std::min(slowest, in.bytes_per_ms(u, v));
+            slowest = std::min(slowest, in.bytes_per_ms(u, v) / weights.of(in, u, v));
             shortest = std::min(shortest, latency_ms);
             longest = std::max(longest, latency_ms);
         }
@@ -151,15 +220,20 @@ inline void insert_all(const Instance& in, Range senders, Range receivers, LinkS
         links.insert({longest, 1.0 / slowest});
         return;
     }
-    for (int u = senders.first; u < senders.end; ++u)
-        for (int v = receivers.first; v < receivers.end; ++v) links.insert(link_between(in, u, v));
+    for (int u = senders.first; u < senders.end; ++u) {
+        for (int v = receivers.first; v < receivers.end; ++v) {
+            const Link link = link_between(in, u, v);
+            links.insert({link.latency_ms, link.ms_per_byte * weights.of(in, u, v)});
+        }
+    }
 }
 
 // Both directions of the channel between the last a devices before a boundary and the first
 // b devices behind it, for all a and b of `sizes` (rising), by adding devices at the corner.
 class ChannelTable {
   public:
-    ChannelTable(const Instance& in, int boundary, const std::vector<int>& sizes)
+    ChannelTable(const Instance& in, int boundary, const std::vector<int>& sizes,
+                 const Weights& weights = {})
         : num_before_(count_upto(sizes, boundary)),
           num_behind_(count_upto(sizes, in.num_devices - boundary)),
           forward_(static_cast<std::size_t>(num_before_) * num_behind_), backward_(forward_.size()) {
@@ -173,21 +247,19 @@ class ChannelTable {
                 }
                 const Range senders{boundary - sizes[a], boundary - (a ? sizes[a - 1] : 0)};
                 const Range receivers{boundary + (b ? sizes[b - 1] : 0), boundary + sizes[b]};
-                insert_all(in, senders, receivers, forward);
-                insert_all(in, receivers, senders, backward);
+                insert_all(in, senders, receivers, forward, weights);
+                insert_all(in, receivers, senders, backward, weights.turned());
                 // Whatever has no way back is of no use.
                 if (!forward.connected() || !backward.connected())
                     forward.insert(Link{kInfinity, 0.0}), backward.insert(Link{kInfinity, 0.0});
             }
         }
     }
-    void insert(int a, int b, Link forward, Link backward) {
-        forward_[index(a, b)].insert(forward);
-        backward_[index(a, b)].insert(backward);
-    }
     // By the indices of the sizes.
     const LinkSet& forward(int a, int b) const { return forward_[index(a, b)]; }
     const LinkSet& backward(int a, int b) const { return backward_[index(a, b)]; }
+    LinkSet& forward(int a, int b) { return forward_[index(a, b)]; }
+    LinkSet& backward(int a, int b) { return backward_[index(a, b)]; }
 
   private:
     static int count_upto(const std::vector<int>& sizes, int most) {

@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "bound.hpp"
 #include "instance.hpp"
@@ -14,23 +15,41 @@ namespace pipeplan {
 
 constexpr double kMemoryRounding = 1e-9;  // relative
 
-// What the devices of a set can hold: the least memory among the devices with the larger share, and
-// among those with the smaller one. Where shares are even, both are alike.
-struct Room {
-    double more_share = 1.0, more_bytes = kInfinity;
-    double fewer_share = 1.0, fewer_bytes = kInfinity;
+// Some devices of a set, which together take a share of each microbatch and have this memory.
+struct Holding {
+    double share, bytes;
+    int num_devices = 1;
 };
+
+// What the devices of a set can hold. Empty if memory does not count.
+using Room = std::vector<Holding>;
 
 // What layers need that are to become a stage.
 struct StageNeeds {
     double state_bytes, activation_bytes, bytes_into;
 };
 
-inline int most_in_flight(double share, double memory_bytes, const StageNeeds& needs, int mode,
+// Adds a holding, unless another one holds no more anyway.
+inline void add_holding(Room& room, const Holding& one) {
+    for (const Holding& other : room)
+        if (other.num_devices == one.num_devices && other.share >= one.share && other.bytes <= one.bytes)
+            return;
+    room.erase(std::remove_if(room.begin(), room.end(),
+                              [&](const Holding& other) {
+                                  return other.num_devices == one.num_devices &&
+                                         other.share <= one.share && other.bytes >= one.bytes;
+                              }),
+               room.end());
+    room.push_back(one);
+}
+
+// Sums over several devices are rounded more often. A bound may hold a little too much.
+inline int most_in_flight(const Holding& holding, const StageNeeds& needs, int mode,
                           int num_microbatches) {
-    double room = memory_bytes * (1 + kMemoryRounding) - needs.state_bytes;
-    double each = share * needs.activation_bytes;
-    if (mode & kRecomputes) room -= each, each = share * needs.bytes_into;
+    const double rounding = holding.num_devices > 1 ? 3 * kMemoryRounding : kMemoryRounding;
+    double room = holding.bytes * (1 + rounding) - holding.num_devices * needs.state_bytes;
+    double each = holding.share * needs.activation_bytes;
+    if (mode & kRecomputes) room -= each, each = holding.share * needs.bytes_into;
     if (!(room >= each)) return 0;
     if (room >= each * num_microbatches) return num_microbatches;
     return static_cast<int>(room / each);
@@ -38,10 +57,10 @@ inline int most_in_flight(double share, double memory_bytes, const StageNeeds& n
 
 // The most microbatches that a stage may hold; 0 if it does not fit.
 inline int most_in_flight(const Instance& in, const Room& room, const StageNeeds& needs, int mode) {
-    const int M = in.num_microbatches;
-    const int most = most_in_flight(room.more_share, room.more_bytes, needs, mode, M);
-    if (most == 0 || room.fewer_share == room.more_share) return most;
-    return std::min(most, most_in_flight(room.fewer_share, room.fewer_bytes, needs, mode, M));
+    int most = in.num_microbatches;
+    for (const Holding& holding : room)
+        most = std::min(most, most_in_flight(holding, needs, mode, most));
+    return most;
 }
 
 // Writes the cap into the costs.

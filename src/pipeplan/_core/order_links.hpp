@@ -22,21 +22,27 @@ namespace pipeplan {
 
 class OrderLinks {
   public:
-    // Unit k holds the devices [start[k], start[k + 1]); sizes count units and rise.
+    // Unit k holds the devices [start[k], start[k + 1]); sizes count units and rise. Rates count by
+    // the weights of their devices; those inside intervals are only for even weights.
     OrderLinks(const Instance& in, const std::vector<int>& start, const std::vector<int>& sizes,
-               Pool& pool, Control& control)
+               const Weights& weights, Pool& pool, Control& control)
         : U_(static_cast<int>(start.size()) - 1), K_(static_cast<int>(sizes.size())), sizes_(sizes),
           control_(control) {
-        const Table rate = tabulate(start, in.bytes_per_ms, kSlowest);
-        inside_rate_ = fold(rate);
-        find_corners(rate, pool, forward_rate_, backward_rate_);
+        const auto rate_of = [&](const Weights& weight) {
+            return [&in, weight](int u, int v) { return in.bytes_per_ms(u, v) / weight.of(in, u, v); };
+        };
+        const Table rate = tabulate(start, rate_of(weights));
+        if (weights.are_even()) inside_rate_ = fold(rate);
+        find_corners(rate, weights.are_even() ? rate : tabulate(start, rate_of(weights.turned())), pool,
+                     forward_rate_, backward_rate_);
         if (in.latency_ms.is_one_number()) {
             one_latency_ms_ = in.latency_ms.one_number();
             return;
         }
-        const Table latency = tabulate(start, in.latency_ms, kLongest);
+        // Latencies count negative, so that for both the least value matters.
+        const Table latency = tabulate(start, [&](int u, int v) { return -in.latency_ms(u, v); });
         inside_latency_ = fold(latency);
-        find_corners(latency, pool, forward_latency_, backward_latency_);
+        find_corners(latency, latency, pool, forward_latency_, backward_latency_);
     }
 
     Link forward(int boundary, int a, int b) const {
@@ -54,8 +60,6 @@ class OrderLinks {
 
   private:
     using Table = std::vector<double>;  // [units][units], the least value of each block of pairs
-    // Latencies count negative, so that for both the least value matters.
-    static constexpr double kSlowest = 1.0, kLongest = -1.0;
     static constexpr int kRowsBetweenChecks = 64;
 
     std::size_t at(int u, int v) const { return static_cast<std::size_t>(u) * U_ + v; }
@@ -76,7 +80,8 @@ class OrderLinks {
         return {latencies.empty() ? one_latency_ms_ : -latencies[k], 1.0 / rates[k]};
     }
 
-    Table tabulate(const std::vector<int>& start, const Pairs& pairs, double sign) const {
+    template <class Value>
+    Table tabulate(const std::vector<int>& start, const Value& value) const {
         Table table(static_cast<std::size_t>(U_) * U_, kInfinity);
         for (int a = 0; a < U_; ++a) {
             if (a % kRowsBetweenChecks == 0) control_.check();
@@ -84,7 +89,7 @@ class OrderLinks {
                 for (int b = 0; b < U_; ++b) {
                     double least = table[at(a, b)];
                     for (int v = start[b]; v < start[b + 1]; ++v)
-                        if (v != u) least = std::min(least, sign * pairs(u, v));
+                        if (v != u) least = std::min(least, value(u, v));
                     table[at(a, b)] = least;
                 }
         }
@@ -109,23 +114,17 @@ class OrderLinks {
         return result;
     }
 
-    // Both directions; `backward` stays empty if they are alike.
-    void find_corners(const Table& table, Pool& pool, Table& forward, Table& backward) {
+    // Both directions, from the table of each; `backward` stays empty if they are alike.
+    void find_corners(const Table& table, const Table& back, Pool& pool, Table& forward,
+                      Table& backward) {
         forward.assign(static_cast<std::size_t>(U_ + 1) * K_ * K_, kInfinity);
         pool.run(K_, [&](int a, int) { slide(table, a, forward); });
-        if (is_symmetric(table)) return;
-        Table turned(table.size());
+        Table turned(back.size());
         for (int u = 0; u < U_; ++u)
-            for (int v = 0; v < U_; ++v) turned[at(v, u)] = table[at(u, v)];
+            for (int v = 0; v < U_; ++v) turned[at(v, u)] = back[at(u, v)];
+        if (turned == table) return;
         backward.assign(forward.size(), kInfinity);
         pool.run(K_, [&](int a, int) { slide(turned, a, backward); });
-    }
-
-    bool is_symmetric(const Table& table) const {
-        for (int u = 0; u < U_; ++u)
-            for (int v = 0; v < u; ++v)
-                if (table[at(u, v)] != table[at(v, u)]) return false;
-        return true;
     }
 
     // The rectangles with the rows [j - sizes[a], j), for every j.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "control.hpp"
+#include "flow_rates.hpp"
 #include "flows.hpp"
 
 namespace pipeplan {
@@ -27,6 +28,7 @@ struct CostsView {
     // Where the cluster has shared links: what decides how long transfers and all-reduces take. The
     // times above are then the least that they can take.
     const PlanFlows* flows = nullptr;
+    bool records_rates = false;  // whether a trace has all changes of rates
 };
 
 // The same costs as an object that validates itself, made from a pipeplan.cost.PipelineCosts.
@@ -63,6 +65,7 @@ struct Trace {
     // Only with shared links; else they follow from the given times.
     std::vector<double> transfer_end_ms;    // [channels][2][microbatches], in the order sent
     std::vector<double> all_reduce_end_ms;  // [stages]
+    std::vector<RateChange> rate_changes;   // only where they are recorded
 };
 
 // Throws std::invalid_argument unless each stage has each microbatch once forward and once

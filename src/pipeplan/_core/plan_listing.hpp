@@ -86,7 +86,7 @@ class PlanListing {
         const State& state = states_[index];
         const Ahead ahead(states_, index);
         const std::uint64_t used = devices_used(index);
-        const DeviceSet set = topology_.set(state.node, state.option);
+        const DeviceSet& set = topology_.set(state.node, state.option);
         const int rest = topology_.detach(state.node, state.option);
         std::vector<State> result;
         double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;

@@ -31,6 +31,7 @@ void require_classes(const Instance& in, const std::vector<int>& class_of) {
 
 ProvedPlans plan_on_sets(const Instance& instance, const std::vector<int>& class_of,
                          const DpLimits& limits, double proof_steps, Pool& pool, Control& control) {
+    instance.require_proportional();
     require_classes(instance, class_of);
     SetTopology topology(instance, class_of);
     SuffixDp<SetTopology> dp(instance, topology, limits, Overflow::kMerge, pool, control);

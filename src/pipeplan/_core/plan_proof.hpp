@@ -89,16 +89,20 @@ class PlanProof {
     Costs costs(const std::vector<ListedStage>& stages, unsigned whole) const {
         Costs result;
         const auto is_whole = [&](std::size_t n) { return (whole >> n & 1) != 0; };
+        const bool any = in_.limits.any_shares;
         const auto shares = [&](std::size_t n) {
-            const DeviceSet set = topology_.set(0, stages[n].option);
+            const DeviceSet& set = topology_.set(0, stages[n].option);
+            if (any) return set.shares;
             const double least =
                 is_whole(n) ? least_whole_share(in_, set.num_devices) : set.shares.even;
             return Shares{set.shares.even, least, 0.0};
         };
         for (std::size_t n = 0; n < stages.size(); ++n) {
-            const DeviceSet set = topology_.set(0, stages[n].option);
+            const DeviceSet& set = topology_.set(0, stages[n].option);
             const int first = n ? stages[n - 1].end_layer : 0, end = stages[n].end_layer;
-            const double rate = is_whole(n) ? set.whole_rate : set.even_rate;
+            const double rate = any           ? set.shares.compute_rate
+                                : is_whole(n) ? set.whole_rate
+                                              : set.even_rate;
             result.forward.push_back(rate * in_.forward_ms(first, end));
             result.backward.push_back(rate * in_.backward_ms(first, end));
             const int mode = stages[n].mode;
@@ -124,7 +128,7 @@ class PlanProof {
         for (std::size_t n = 0; n < stages.size(); ++n)
             if (topology_.set(0, stages[n].option).whole_rate > 0)
                 uneven |= 1u << n, ++num_uneven;
-        if (in_.limits.whole_samples) {
+        if (in_.limits.whole_samples || in_.limits.any_shares) {
             judge(stages, uneven, step);
             return;
         }
@@ -150,7 +154,8 @@ class PlanProof {
             return proved_ms >= limit_ms;
         };
         if (is_beaten(target_ms())) return;
-        if ((whole == 0 || in_.limits.whole_samples) && is_known(stages)) {
+        const bool is_planned = whole == 0 || in_.limits.whole_samples || in_.limits.any_shares;
+        if (is_planned && is_known(stages)) {
             search(stages, proved_ms, step);
             if (step.found.iteration_ms < kInfinity && is_beaten(just_below(step.found.iteration_ms)))
                 return;
@@ -171,10 +176,17 @@ class PlanProof {
             options.push_back(stage.option);
             modes.push_back(stage.mode);
         }
-        const PlacedPlan plan(in_, end_layer, topology_.devices(options), modes);
+        search(PlacedPlan(in_, end_layer, topology_.devices(options), modes), proved_ms, step);
+        if (!in_.limits.any_shares) return;
+        for (int& mode : modes) mode |= kBySpeed;
+        search(PlacedPlan(in_, end_layer, topology_.devices(options), modes), proved_ms, step);
+    }
+
+    void search(const PlacedPlan& plan, double proved_ms, Step& step) const {
         const PlacedCosts placed(in_, plan);
-        if (!placed.is_possible()) return;  // the wrong devices have a sample more
-        Schedule found = urgent_schedule(placed.view(), proved_ms, best_.iteration_ms, kDeadlines, control_);
+        if (!placed.is_possible()) return;  // the wrong devices have more samples
+        const double known_ms = std::min(best_.iteration_ms, step.found.iteration_ms);
+        Schedule found = urgent_schedule(placed.view(), proved_ms, known_ms, kDeadlines, control_);
         if (!found.codes.empty()) step.found = {found.iteration_ms, plan, std::move(found.codes)};
     }
 

@@ -14,7 +14,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr int kLargestKnown = 3, kPrices = 64, kMostClasses = 8, kMaxLevels = 1024;
+constexpr int kLargestKnown = 3, kPrices = 64, kFairPrices = 97, kMostClasses = 8, kMaxLevels = 1024;
 constexpr double kFirstRise = 1.01, kFasterRise = 1.01;
 
 // How many sets of devices there are with at most so many.
@@ -31,13 +31,16 @@ double num_sets(int num_devices, int largest) {
 
 ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, double proved_ms,
                                double dp_steps, double proof_steps, Pool& pool, Control& control) {
+    in.require_proportional();
     ProvedPlans result{{std::min(proved_ms, limits.limit_ms), {}}, {limits.limit_ms, {}, {}}};
     if (in.num_devices < 2 || in.num_devices > NearTopology::kMostDevices) return result;
     if (!(proved_ms > 0) || !(limits.limit_ms < kInfinity)) return result;
     if (in.limits.has_constraints()) return result;
     const bool equal = std::equal(in.speed.begin() + 1, in.speed.end(), in.speed.begin());
     const DeviceBudget prices =
-        DeviceBudget::by_price(in.speed, equal ? in.num_devices : kPrices, kMostClasses);
+        in.limits.any_shares
+            ? DeviceBudget::by_fair_price(in.speed, kFairPrices)
+            : DeviceBudget::by_price(in.speed, equal ? in.num_devices : kPrices, kMostClasses);
     int largest = std::min(kLargestKnown, in.num_devices);
     const auto steps = [&] {
         const double sets = num_sets(in.num_devices, largest);
@@ -46,7 +49,8 @@ ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, doubl
     while (largest > 0 && steps() > dp_steps) --largest;
     if (largest == 0) return result;
     const BestLinks best(in, kMaxLevels, control);
-    NearTopology topology(in, best, prices, largest);
+    const SharedBest shared(in, control);
+    NearTopology topology(in, best, shared, prices, largest);
     double& least_ms = result.candidates.least_ms;
     std::vector<ChannelCosts> channels;
     for (double rise = kFirstRise; least_ms < limits.limit_ms; rise *= kFasterRise) {

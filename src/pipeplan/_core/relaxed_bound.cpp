@@ -254,6 +254,13 @@ DeviceBudget affordable_classes(const Instance& in) {
     return DeviceBudget::by_class(in.speed, std::min(kMostNodes, kAllSteps / 10 / steps_of_a_node));
 }
 
+// The same where stages take the very devices that they have: every set of them is a choice.
+DeviceBudget affordable_crews(const Instance& in) {
+    constexpr double kMostNodes = 1000;
+    const double affordable = 4 * kAllSteps / 10 * 4 / in.num_layers / in.num_layers;
+    return DeviceBudget::by_class(in.speed, std::min(kMostNodes, std::sqrt(affordable)));
+}
+
 // Raises `proved_ms`, below which no plan is known to be, as far as these tables allow.
 double raise_bound(const Instance& in, const RelaxedTables& tables, double proved_ms,
                    const DpLimits& limits, Pool& pool, Control& control) {
@@ -307,22 +314,32 @@ double raise_by_prices(const Instance& in, const BestLinks& best,
 
 double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control) {
+    in.require_proportional();
     const BestLinks best(in, max_levels, control);
+    const SharedBest shared(in, control);
     double speed = 0.0;
     for (double one : in.speed) speed += one;
     const double work_ms = in.num_microbatches * (in.forward_sum.back() + in.backward_sum.back());
     double proved_ms = std::min(limits.limit_ms, work_ms / speed);
-    const DeviceBudget counted = affordable_classes(in);
+    const bool any_shares = in.limits.any_shares;
+    const DeviceBudget counted = any_shares ? affordable_crews(in) : affordable_classes(in);
+    // False if that would take too long.
     const auto raise = [&](const DeviceBudget& budget, bool must) {
         for (bool every_size : {true, false}) {
-            const RelaxedTables tables(in, buckets, best, budget, every_size);
+            const RelaxedTables tables(in, buckets, best, shared, budget, every_size);
             const bool affordable = steps_of_a_run(in, tables) * kFewestRuns <= kAllSteps;
             if (!affordable && (every_size || !must)) continue;
             proved_ms = raise_bound(in, tables, proved_ms, limits, pool, control);
-            return;
+            return true;
         }
+        return false;
     };
-    if (!counted.is_exact()) raise(DeviceBudget::by_price(in.speed, 96, 16), false);
+    if (!counted.is_exact() && any_shares) {
+        for (int nodes : {256, 128, 64})
+            if (raise(DeviceBudget::by_fair_price(in.speed, nodes), false)) break;
+    } else if (!counted.is_exact()) {
+        raise(DeviceBudget::by_price(in.speed, 96, 16), false);
+    }
     // With merged speeds the work bound mostly knows more. So that is not worth a long run.
     raise(counted, counted.is_exact());
     if (!counted.is_exact() && proved_ms > 0 && limits.limit_ms < kInfinity) {

@@ -2,6 +2,8 @@
 // links between sizes, and which devices each way uses up.
 #pragma once
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "best_links.hpp"
@@ -9,6 +11,7 @@
 #include "device_budget.hpp"
 #include "links.hpp"
 #include "memory.hpp"
+#include "shared_best.hpp"
 
 namespace pipeplan {
 
@@ -25,6 +28,7 @@ struct Choice {
     double rate;           // no such stage computes in less than its work times this
     Ring ring;
     Room room;             // no such stage has more
+    DeviceBudget::Crew crew = {};  // where shares may be any: instead of demands
 };
 
 struct Step {
@@ -37,10 +41,15 @@ class RelaxedTables {
   public:
     // `every_size`: whether each size of a group has choices of its own, which takes longer.
     RelaxedTables(const Instance& in, const std::vector<int>& buckets, const BestLinks& best,
-                  const DeviceBudget& budget, bool every_size)
-        : in_(in), budget_(budget), samples_(in.microbatch_size), latency_ms_(least_latency_ms(in)) {
-        for (std::size_t k = 0; k < buckets.size(); ++k)
-            add_group(k ? buckets[k - 1] + 1 : 1, buckets[k], best, every_size);
+                  const SharedBest& shared, const DeviceBudget& budget, bool every_size)
+        : in_(in), shared_(shared), budget_(budget), samples_(in.microbatch_size),
+          latency_ms_(least_latency_ms(in)) {
+        for (std::size_t k = 0; k < buckets.size(); ++k) {
+            const int smallest = k ? buckets[k - 1] + 1 : 1;
+            if (in.limits.any_shares) groups_.push_back({smallest, buckets[k], group_shares(buckets[k])});
+            else add_group(smallest, buckets[k], best, every_size);
+        }
+        if (in.limits.any_shares) add_crews(best);
         tabulate_links(best);
         tabulate_channels();
         tabulate_steps();
@@ -60,8 +69,8 @@ class RelaxedTables {
         const Shares &mine = groups_[group].shares, &theirs = groups_[next].shares;
         const double least = mine.least * theirs.least, even = mine.even * theirs.even;
         const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-        return {link(group, next).transfer_ms(least * output, even * output),
-                link(next, group).transfer_ms(least * gradient, even * gradient)};
+        return {link(group, next).transfer_ms(least * output, even * output, output),
+                link(next, group).transfer_ms(least * gradient, even * gradient, gradient)};
     }
     // No channel at this cut takes less in either direction; nothing in front of the first layer.
     const ChannelCosts& least_channel(int cut) const { return least_channel_[cut]; }
@@ -75,11 +84,15 @@ class RelaxedTables {
         return least;
     }
 
+    Ring best_ring(int size, const BestLinks& best) const {
+        return make_ring(in_, size, std::min(best.ring_rate(size), shared_.ring_rate(size)), latency_ms_);
+    }
+
     void add_group(int smallest, int largest, const BestLinks& best, bool every_size) {
         const int group = num_groups(), num_classes = static_cast<int>(budget_.classes().size());
         Shares shares = even_shares(largest, 1.0);
         for (int size = smallest; size <= largest; ++size) {
-            const Ring ring = make_ring(in_, size, best.ring_rate(size), latency_ms_);
+            const Ring ring = best_ring(size, best);
             if (!ring.connected) continue;
             if (num_with_more_samples(in_, size) > 0)
                 shares.least = std::min(shares.least, fewest_samples(size) / samples_);
@@ -89,7 +102,7 @@ class RelaxedTables {
         groups_.push_back({smallest, largest, shares});
         if (every_size || smallest == largest) return;
         // As few devices as the smallest size, as fast as the largest.
-        const Ring ring = make_ring(in_, smallest, best.ring_rate(smallest), latency_ms_);
+        const Ring ring = best_ring(smallest, best);
         for (int c = 0; c < num_classes && ring.connected; ++c)
             add_choice({group, {c, smallest}, {0, 0}, shares.least / budget_.classes()[c].fastest, ring,
                         room(shares.least, shares.least)});
@@ -121,7 +134,40 @@ class RelaxedTables {
         if (!in_.has_memory()) return {};
         const std::vector<double>& bytes = in_.limits.memory_bytes;
         const double most = *std::max_element(bytes.begin(), bytes.end());
-        return {more_share, most, fewer_share, most};
+        return {{more_share, most}, {fewer_share, most}};
+    }
+
+    // With any shares, for sets of up to this size.
+    Shares group_shares(int largest) const {
+        Shares shares = any_shares(in_, std::vector<double>(largest, 1.0));
+        if (!in_.limits.whole_samples) return shares;
+        shares.least = largest > 1 ? (1 - kShareRounding) / samples_ : 1.0;
+        return shares;
+    }
+
+    // With any shares, every crew that the devices could form.
+    void add_crews(const BestLinks& best) {
+        const int most = std::min(in_.num_devices, in_.max_replicas);
+        const double fastest = *std::max_element(in_.speed.begin(), in_.speed.end());
+        for (const DeviceBudget::Crew& crew : budget_.crews(most)) {
+            const Ring ring = best_ring(crew.size, best);
+            if (!ring.connected) continue;
+            int group = 0;
+            while (groups_[group].largest < crew.size) ++group;
+            const Shares some = crew.speeds.empty() ? group_shares(crew.size) : any_shares(in_, crew.speeds);
+            const double rate = std::max({(1 - kShareRounding) / crew.speed, some.even / fastest,
+                                          crew.speeds.empty() ? 0.0 : some.compute_rate});
+            add_choice({group, {0, 0}, {0, 0}, rate, ring, pooled_room(crew.size, some.least), crew});
+        }
+    }
+
+    // As many devices with the most memory.
+    Room pooled_room(int size, double least_share) const {
+        if (!in_.has_memory()) return {};
+        std::vector<double> bytes = in_.limits.memory_bytes;
+        std::sort(bytes.begin(), bytes.end(), std::greater<double>());
+        const double all = std::accumulate(bytes.begin(), bytes.begin() + size, 0.0);
+        return {{1.0, all, size}, {least_share, bytes[0]}};
     }
 
     int fewest_samples(int size) const { return in_.microbatch_size / size; }
@@ -131,6 +177,7 @@ class RelaxedTables {
     }
 
     int use(int node, const Choice& choice) const {
+        if (choice.crew.size > 0) return budget_.take(node, choice.crew);
         // The pickier demand goes first; it leaves the slower devices.
         if (choice.second.count > 0) node = budget_.use(node, choice.second);
         return node < 0 ? -1 : budget_.use(node, choice.first);
@@ -147,9 +194,48 @@ class RelaxedTables {
                 LinkSet set;
                 set.insert(rate > 0 ? Link{latency_ms_, 1.0 / rate} : Link{kInfinity, 0.0});
                 if (best.best_rate() > 0) set.insert_best({latency_ms_, 1.0 / best.best_rate()});
+                const double crossing = least_crossing(senders, receivers);
+                if (crossing > 0) set.insert_shared({shared_.latency_ms(), crossing});
                 links_.push_back(set);
             }
         }
+        if (in_.limits.any_shares) insert_whole_links(best);
+    }
+
+    // With any shares: all links between two groups of sizes together.
+    void insert_whole_links(const BestLinks& best) {
+        std::vector<std::vector<double>> sending, receiving;  // by the number of others
+        for (const SizeGroup& others : groups_) {
+            sending.push_back(best.summed_rates(others.largest, true));
+            receiving.push_back(best.summed_rates(others.largest, false));
+        }
+        for (int group = 0; group < num_groups(); ++group) {
+            for (int next = 0; next < num_groups(); ++next) {
+                const double rate = std::min(sending[next][groups_[group].largest],
+                                             receiving[group][groups_[next].largest]);
+                SummedLinks together;
+                if (rate > 0) together.insert({latency_ms_, 1.0 / rate});
+                links_[static_cast<std::size_t>(group) * num_groups() + next].insert_whole(together.link());
+            }
+        }
+    }
+
+    // What shared links cost each pair at least, if each carries the least share of its group.
+    double least_crossing(const SizeGroup& senders, const SizeGroup& receivers) const {
+        if (in_.limits.any_shares) return 0.0;  // a pair may carry next to nothing
+        double least = kInfinity;
+        for (int a = senders.smallest; a <= senders.largest; ++a) {
+            for (int b = receivers.smallest; b <= receivers.largest && a + b <= in_.num_devices; ++b) {
+                const double parts = least_share(a) / senders.shares.least * least_share(b) /
+                                     receivers.shares.least;
+                least = std::min(least, shared_.crossing(a, b) * parts);
+            }
+        }
+        return least < kInfinity ? least : 0.0;
+    }
+
+    double least_share(int size) const {
+        return num_with_more_samples(in_, size) > 0 ? fewest_samples(size) / samples_ : 1.0 / size;
     }
 
     void tabulate_channels() {
@@ -181,6 +267,7 @@ class RelaxedTables {
     }
 
     const Instance& in_;
+    const SharedBest& shared_;
     const DeviceBudget& budget_;
     const double samples_;     // of a microbatch
     const double latency_ms_;  // the least of all links

@@ -33,7 +33,9 @@ std::vector<double> shares_of_stage(const Instance& instance, int first_layer, i
     StageCosts costs;
     const bool fits = cost_stage(instance, first_layer, end_layer, links_of_set(instance, devices),
                                  devices, mode, costs, true);
-    return instance.shares(devices, fits && costs.shares_by_memory);
+    if (mode & kBySpeed && can_share_by_speed(instance, devices))
+        return instance.shares(devices, Split::kBySpeed);
+    return instance.shares(devices, fits ? costs.split : Split::kEven);
 }
 
 std::vector<int> caps_of(const Instance& instance, const PlacedPlan& plan) {

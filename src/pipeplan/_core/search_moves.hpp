@@ -3,7 +3,8 @@
 // Only a change near the stage that decides the time can make a plan faster. So most moves look at
 // a critical stage. Most devices do not fit into a set: one slow link slows all of it. So a device
 // that is to join a set is chosen among several, by its links. On irregular clusters of 64 devices
-// both together made plans 5 % faster in the mean, within the same time.
+// both together made plans 5 % faster in the mean, within the same time. Every second time the cuts
+// follow the devices (search_cuts.hpp).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,43 +13,26 @@
 
 #include "instance.hpp"
 #include "random.hpp"
+#include "search_cuts.hpp"
+#include "search_edits.hpp"
 #include "search_plan.hpp"
 
 namespace pipeplan {
 
-// Which part of a plan a move has touched.
-struct Changes {
-    int num_front, num_back;   // stages in front and at the back whose costs and channels stayed
-    bool is_resized;           // stages were added or removed
-    std::vector<int> stages;   // the touched ones, unless resized
-    int num_pairs;             // of devices that were looked at
-
-    void reset(const SearchPlan& plan) {
-        num_front = num_back = static_cast<int>(plan.size());
-        is_resized = false;
-        num_pairs = 0;
-        stages.clear();
-    }
-    void touch(const SearchPlan& plan, int n) {
-        num_front = std::min(num_front, n);
-        num_back = std::min(num_back, static_cast<int>(plan.size()) - 1 - n);
-        stages.push_back(n);
-    }
-};
-
-class Moves {
-    static constexpr int kMostTries = 12;
+class Moves : private PlanEdits {
+    static constexpr int kMostTries = 12, kPairsPerCut = 8;
 
   public:
     Moves(const Instance& in, Random& random, bool makes_large_moves)
         : in_(in), random_(random), makes_large_moves_(makes_large_moves),
-          num_tries_(std::clamp(in.num_devices / 6, 2, kMostTries)) {}
+          num_tries_(std::clamp(in.num_devices / 6, 2, kMostTries)), cuts_(in) {}
 
     // Makes one random move. False where it was not possible. The plan may be changed then too, but
     // not where another move was made before.
     bool make(SearchPlan& plan, Changes& changes) {
-        plan_ = &plan, changes_ = &changes;
+        edit(plan, changes);
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
+        if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
         switch (random_.below(makes_large_moves_ ? 25 : 20)) {
             case 0: case 1: case 2: return shift_cut();
             case 3: case 4: return move_device();
@@ -77,9 +61,6 @@ class Moves {
     }
 
   private:
-    int num_devices(int n) { return static_cast<int>(stage(n).devices.size()); }
-    int num_stages() const { return static_cast<int>(plan_->size()); }
-    SearchStage& stage(int n) { return (*plan_)[n]; }
     // Three times in five a critical one.
     int any_stage() {
         if (random_.below(5) >= 3) return random_.below(num_stages());
@@ -91,55 +72,19 @@ class Moves {
         return n + 1 == num_stages() || (n > 0 && random_.below(2)) ? n - 1 : n;
     }
 
-    // ------------------------------------------------------------ what is no longer known
-
-    void forget_costs(int n) {
-        stage(n).costs_known = false;
-        changes_->touch(*plan_, n);
-    }
-    void forget_channel(int n) {
-        stage(n).channel_known = false;
-        changes_->touch(*plan_, n);
-    }
-    void forget_around(int n) {
-        stage(n).costs_known = false;
-        forget_channel(n);
-        if (n > 0) forget_channel(n - 1);
-    }
-    void forget_links_around(int n) {
-        stage(n).next = {};
-        if (n > 0) stage(n - 1).next = {};
-        forget_around(n);
-    }
-
-    // ------------------------------------------------------------ devices
-
-    void add(int n, int device) {
-        stage(n).devices.push_back(device);
-        forget_around(n);
-    }
-    // Takes out one of the devices of a stage; what is known of the links of the others stays.
     int take(int n) { return take_at(n, random_.below(num_devices(n))); }
-    int take_at(int n, int index) {
-        SearchStage& here = stage(n);
-        const int device = here.devices[index], size = static_cast<int>(here.devices.size());
-        here.devices[index] = here.devices.back();
-        here.devices.pop_back();
-        SlowestInside& inside = here.inside;
-        if (inside.count < size || inside.one == device || inside.other == device) inside = {};
-        else --inside.count;
-        SlowestBetween& next = here.next;
-        if (next.count_here < size || next.forth.here == device || next.back.here == device)
-            next = {};
-        else --next.count_here;
-        if (n > 0) {
-            SlowestBetween& last = stage(n - 1).next;
-            if (last.count_there < size || last.forth.there == device || last.back.there == device)
-                last = {};
-            else --last.count_there;
-        }
-        forget_around(n);
-        return device;
+
+    // ------------------------------------------------------------ cuts
+
+    // Every second time the cuts between two stages will follow what `change` does to their devices.
+    template <class Change>
+    bool change_devices(int a, int b, const Change& change) {
+        if (random_.below(2)) return change();
+        cuts_.remember(*plan_, std::min(a, b), std::max(a, b));
+        if (!change()) return false;
+        cuts_.follow(*plan_, [&](int n, int layer) { cut_at(n, layer); });
+        changes_->num_pairs += kPairsPerCut * cuts_.num_remembered();
+        return true;
     }
 
     // ------------------------------------------------------------ moves
@@ -147,24 +92,22 @@ class Moves {
     bool shift_cut() {
         if (num_stages() < 2) return false;
         const int n = any_pair();
-        const int by = (1 + random_.below(3)) * (random_.below(2) ? 1 : -1);
+        // With many layers a stage, steps of a few of them lead nowhere.
+        const int far = random_.below(2) ? in_.num_layers / (4 * num_stages()) : 0;
+        const int by = (1 + random_.below(std::max(3, far))) * (random_.below(2) ? 1 : -1);
         const int cut = stage(n).end_layer + by;
         if (cut <= stage(n).first_layer || cut >= stage(n + 1).end_layer) return false;
         cut_at(n, cut);
         return true;
     }
-    void cut_at(int n, int cut) {
-        stage(n).end_layer = stage(n + 1).first_layer = cut;
-        stage(n).costs_known = false;
-        forget_channel(n);
-        forget_costs(n + 1);
-    }
 
     bool move_device() {
         const int from = any_stage(), to = any_stage();
         if (from == to || stage(from).devices.size() < 2) return false;
-        add(to, take(from));
-        return true;
+        return change_devices(from, to, [&] {
+            add(to, take(from));
+            return true;
+        });
     }
 
     // A device from anywhere goes to a stage that it fits.
@@ -172,9 +115,13 @@ class Moves {
         if (is_changed()) return false;
         const int n = any_stage();
         const int device = fitting_device(n, -1);
-        if (device < 0 || !fetch(device)) return false;
-        add(n, device);
-        return true;
+        if (device < 0) return false;
+        const int from = stage_of_[device];
+        return change_devices(from < 0 ? 0 : from, from < 0 ? num_stages() - 1 : n, [&] {
+            if (!fetch(device)) return false;
+            add(n, device);
+            return true;
+        });
     }
 
     // A device of a stage and a better one from anywhere take each other's place.
@@ -199,16 +146,24 @@ class Moves {
             beside = random_.below(2) ? n + 1 : n - 1;
             if (beside < 0 || beside >= num_stages()) beside = n;
         }
+        const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
         int best = -1;
         double best_rate = -1.0;
         for (int k = 0; k < num_tries_; ++k) {
             const int u = random_.below(in_.num_devices);
-            if (stage_of_[u] == n) continue;
+            if (stage_of_[u] == n || in_.speed[u] < least_speed) continue;
             const double rate = slowest_link(u, stage(beside).devices, leaving);
             if (rate > best_rate) best_rate = rate, best = u;
         }
         changes_->num_pairs += num_tries_ * num_devices(beside);
         return best;
+    }
+    // Where shares are even, a device that is slower than the others slows all of them.
+    bool leaves_slow_out(int n) { return random_.below(3) > 0 && !(stage(n).mode & kBySpeed); }
+    double slowest_speed(int n, int leaving) {
+        double slowest = num_devices(n) ? kInfinity : in_.speed[leaving];
+        for (int u : stage(n).devices) slowest = std::min(slowest, in_.speed[u]);
+        return slowest;
     }
     // Between a device and the others of a set.
     double slowest_link(int u, const std::vector<int>& devices, int leaving) const {
@@ -242,13 +197,11 @@ class Moves {
     bool swap_sets() {
         const int a = any_stage(), b = any_stage();
         if (a == b) return false;
-        exchange(a, b);
-        forget_links_around(a), forget_links_around(b);
-        return true;
-    }
-    void exchange(int a, int b) {
-        std::swap(stage(a).devices, stage(b).devices);
-        std::swap(stage(a).inside, stage(b).inside);
+        return change_devices(a, b, [&] {
+            exchange(a, b);
+            forget_links_around(a), forget_links_around(b);
+            return true;
+        });
     }
 
     bool split() {
@@ -257,10 +210,12 @@ class Moves {
         const int devices = static_cast<int>(stage(n).devices.size());
         if (layers < 2 || devices < 2) return false;
         SearchStage behind;
-        const int cut = stage(n).first_layer + 1 + random_.below(layers - 1);
         const int moved = 1 + random_.below(devices - 1);
+        int cut = stage(n).first_layer + 1 + random_.below(layers - 1);
+        if (random_.below(2)) cut = cut_by(n, stage(n).end_layer, devices - moved, moved);
         behind.first_layer = cut;
         behind.end_layer = stage(n).end_layer;
+        behind.mode = stage(n).mode & kBySpeed;
         stage(n).end_layer = cut;
         for (int k = 0; k < moved; ++k) behind.devices.push_back(take(n));
         plan_->insert(plan_->begin() + n + 1, std::move(behind));
@@ -287,10 +242,13 @@ class Moves {
     bool reverse_sets() {
         if (num_stages() < 3) return false;
         const int a = any_stage(), b = any_stage();
-        for (int low = std::min(a, b), high = std::max(a, b); low < high; ++low, --high)
-            exchange(low, high);
-        for (int n = std::min(a, b); n <= std::max(a, b); ++n) forget_links_around(n);
-        return a != b;
+        if (a == b) return false;
+        return change_devices(a, b, [&] {
+            for (int low = std::min(a, b), high = std::max(a, b); low < high; ++low, --high)
+                exchange(low, high);
+            for (int n = std::min(a, b); n <= std::max(a, b); ++n) forget_links_around(n);
+            return true;
+        });
     }
 
     // A device goes to a neighbouring stage, and with it the layers that keep the two in balance.
@@ -319,19 +277,16 @@ class Moves {
 
     // Puts the cut behind stage n where the work of both stages fits their devices' speed.
     void balance(int n) {
-        const auto speed = [&](const SearchStage& stage) {
-            double slowest = kInfinity;
-            for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
-            return slowest * static_cast<double>(stage.devices.size());
-        };
-        const auto work = [&](int layer) { return in_.forward_sum[layer] + in_.backward_sum[layer]; };
-        const int first = stage(n).first_layer, end = stage(n + 1).end_layer;
-        const double before = speed(stage(n)), behind = speed(stage(n + 1));
-        const double target = work(first) + (work(end) - work(first)) * before / (before + behind);
-        int cut = first + 1;
-        while (cut < end - 1 && work(cut) < target) ++cut;
-        if (cut > first + 1 && random_.below(2)) --cut;
+        const double before = joint_speed(in_, stage(n)), behind = joint_speed(in_, stage(n + 1));
+        int cut = cut_by(n, stage(n + 1).end_layer, before, behind);
+        if (cut > stage(n).first_layer + 1 && random_.below(2)) --cut;
         cut_at(n, cut);
+    }
+    // The cut between the first layer of a stage and `end` that divides the work in this ratio.
+    int cut_by(int n, int end, double before, double behind) {
+        const int first = stage(n).first_layer;
+        const double from = cuts_.work_before(first), work = cuts_.work_before(end) - from;
+        return cuts_.nearest_cut(from + work * before / (before + behind), first + 1, end - 1);
     }
 
     // Gives a device that no stage has to a stage: as one more, or in place of one of its own.
@@ -344,9 +299,11 @@ class Moves {
         int skip = random_.below(in_.num_devices - num_used), device = 0;
         while (used_[device] || skip-- > 0) ++device;
         const int n = any_stage();
-        if (random_.below(2)) take(n);
-        add(n, device);
-        return true;
+        return change_devices(0, num_stages() - 1, [&] {
+            if (random_.below(2)) take(n);
+            add(n, device);
+            return true;
+        });
     }
 
     // Activations are computed again instead of being kept, or the other way round.
@@ -357,19 +314,29 @@ class Moves {
         return true;
     }
 
+    // The devices share microbatches by their speed instead of evenly, or the other way round.
+    bool flip_split() {
+        const int n = any_stage();
+        if (!in_.has_many_speeds(stage(n).devices)) return false;
+        stage(n).mode ^= kBySpeed;
+        forget_around(n);
+        return true;
+    }
+
     bool drop_device() {
         const int n = any_stage();
         if (stage(n).devices.size() < 2) return false;
-        take(n);
-        return true;
+        return change_devices(0, num_stages() - 1, [&] {
+            take(n);
+            return true;
+        });
     }
 
     const Instance& in_;
     Random& random_;
     const bool makes_large_moves_;
     const int num_tries_;
-    SearchPlan* plan_ = nullptr;
-    Changes* changes_ = nullptr;
+    FollowingCuts cuts_;
     int critical_[2] = {0, 0};
     std::vector<int> stage_of_;       // [devices], of the plan that moves start from; -1: unused
     std::vector<std::uint8_t> used_;  // [devices]

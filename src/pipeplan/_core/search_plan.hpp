@@ -45,6 +45,13 @@ struct SearchStage {
 
 using SearchPlan = std::vector<SearchStage>;
 
+// How fast the devices of a stage are together: no stage of theirs is faster.
+inline double joint_speed(const Instance& in, const SearchStage& stage) {
+    double slowest = kInfinity, sum = 0.0;
+    for (int u : stage.devices) slowest = std::min(slowest, in.speed[u]), sum += in.speed[u];
+    return stage.mode & kBySpeed ? sum : slowest * static_cast<double>(stage.devices.size());
+}
+
 inline SearchPlan from_placed(const PlacedPlan& placed) {
     SearchPlan plan;
     int first = 0;
@@ -76,7 +83,10 @@ class SearchCosts {
     explicit SearchCosts(const Instance& in)
         : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number() &&
                                 !in.shared) {
+        const std::vector<double>& memory = in.limits.memory_bytes;
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
+        first_take_more_ = has_one_speed_;
+        for (double bytes : memory) first_take_more_ = first_take_more_ && bytes == memory[0];
     }
     double slowest_speed(const SearchStage& stage) const {
         double slowest = in_.speed[stage.devices[0]];
@@ -84,11 +94,16 @@ class SearchCosts {
         for (int u : stage.devices) slowest = std::min(slowest, in_.speed[u]);
         return slowest;
     }
+    Split split_of(const SearchStage& stage) const {
+        const bool by_speed = stage.mode & kBySpeed && can_share_by_speed(in_, stage.devices);
+        return by_speed ? Split::kBySpeed : Split::kEven;
+    }
     // About how long a microbatch keeps the stage busy; without a look at links.
     double work_ms(const SearchStage& stage) const {
         const auto until = [&](int l) { return in_.forward_sum[l] + in_.backward_sum[l]; };
-        return (until(stage.end_layer) - until(stage.first_layer)) /
-               (static_cast<double>(stage.devices.size()) * slowest_speed(stage));
+        const double speed = has_one_speed_ ? in_.speed[0] * static_cast<double>(stage.devices.size())
+                                            : joint_speed(in_, stage);
+        return (until(stage.end_layer) - until(stage.first_layer)) / speed;
     }
     // False where a path is missing. Adds the pairs of devices that were looked at to `num_pairs`.
     bool fill_stage(SearchStage& stage, double& num_pairs) const {
@@ -124,9 +139,11 @@ class SearchCosts {
     bool find_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());
         const int k_behind = static_cast<int>(behind.devices.size());
-        if (!keeps_links_ || !in_.shares_evenly(k) || !in_.shares_evenly(k_behind)) {
+        const ChannelEnd here{stage.devices, split_of(stage)}, there{behind.devices, split_of(behind)};
+        if (!keeps_links_ || !here.is_even(in_) || !there.is_even(in_)) {
             num_pairs += static_cast<double>(k) * k_behind;
-            return cost_channel(in_, stage.end_layer, stage.devices, behind.devices, stage.channel);
+            if (keeps_links_ && first_take_more_) return find_uneven_channel(stage, behind);
+            return cost_channel(in_, stage.end_layer, here, there, stage.channel);
         }
         SlowestBetween& next = stage.next;
         const auto look = [&](int from_here, int to_here, int from_there, int to_there) {
@@ -155,22 +172,77 @@ class SearchCosts {
         return true;
     }
 
+    // Where some devices of a set take one sample more than the others: the slowest link between
+    // devices of the same shares. The same as `cost_channel`, without a table of shares.
+    bool find_uneven_channel(SearchStage& stage, const SearchStage& behind) const {
+        const Parts here(in_, stage.devices, here_), there(in_, behind.devices, there_);
+        stage.channel = {0.0, 0.0};
+        for (int one = 0; one < 2; ++one) {
+            for (int other = 0; other < 2; ++other) {
+                double forth = kInfinity, back = kInfinity;
+                for (int a = here.begin[one]; a < here.begin[one + 1]; ++a) {
+                    const int u = here_[a];
+                    for (int b = there.begin[other]; b < there.begin[other + 1]; ++b) {
+                        forth = std::min(forth, in_.bytes_per_ms[in_.at(u, there_[b])]);
+                        back = std::min(back, in_.bytes_per_ms[in_.at(there_[b], u)]);
+                    }
+                }
+                if (!(forth > 0 && back > 0)) return false;
+                const double part = here.share[one] * there.share[other];
+                const double output = part * in_.output_bytes[stage.end_layer - 1];
+                const double gradient = part * in_.gradient_bytes[stage.end_layer - 1];
+                stage.channel.there = std::max(stage.channel.there, latency_ms() + output / forth);
+                stage.channel.back = std::max(stage.channel.back, latency_ms() + gradient / back);
+            }
+        }
+        return true;
+    }
+    // The devices of a set that take a sample more, then the others, and the shares of both.
+    struct Parts {
+        Parts(const Instance& in, const std::vector<int>& devices, std::vector<int>& parted) {
+            const int k = static_cast<int>(devices.size()), samples = in.microbatch_size;
+            const int num_more = in.shares_evenly(k) ? k : samples % k;
+            parted = devices;
+            std::nth_element(parted.begin(), parted.begin() + num_more, parted.end());
+            begin[1] = num_more, begin[2] = k;
+            share[0] = in.largest_share(k);
+            share[1] = static_cast<double>(samples / k) / samples;
+        }
+        int begin[3] = {0, 0, 0};
+        double share[2];
+    };
+
     // The costs of the stage in its mode. If memory is too short for it, it recomputes; and it does
     // not if there is room for all microbatches.
     bool cost(SearchStage& stage, const SetLinks& links) const {
+        if (has_one_speed_ && !in_.has_memory() && !in_.has_measured() && !(stage.mode & kRecomputes))
+            return cost_alike(stage, links);
         const auto in_mode = [&](int mode, StageCosts& costs) {
             return cost_stage(in_, stage.first_layer, stage.end_layer, links, stage.devices, mode, costs);
         };
         const bool fits = in_mode(stage.mode, stage.costs);
         if (!in_.has_memory() || !in_.limits.may_recompute) return fits;
-        if (stage.mode == kKeeps) {
+        if (!(stage.mode & kRecomputes)) {
             if (fits) return true;
-            stage.mode = kRecomputes;
+            stage.mode |= kRecomputes;
             return in_mode(stage.mode, stage.costs);
         }
         StageCosts kept;
-        if (in_mode(kKeeps, kept) && kept.cap == kNoCap) stage.mode = kKeeps, stage.costs = kept;
+        const int keeping = stage.mode & ~kRecomputes;
+        if (in_mode(keeping, kept) && kept.cap == kNoCap) stage.mode = keeping, stage.costs = kept;
         return fits;
+    }
+
+    // The same for devices of one speed without limits of memory: none of them needs to be looked at.
+    bool cost_alike(SearchStage& stage, const SetLinks& links) const {
+        const int k = links.num_devices, first = stage.first_layer, end = stage.end_layer;
+        const Ring ring = make_ring(in_, k, links.slowest_bytes_per_ms, links.latency_ms);
+        if (!ring.connected) return false;
+        const double rate = in_.shares_evenly(k) ? 1.0 / (k * links.slowest_speed)
+                                                 : in_.largest_share(k) / links.slowest_speed;
+        stage.costs = {rate * in_.forward_ms(first, end), rate * in_.backward_ms(first, end),
+                       ring.fixed_ms + ring.ms_per_byte * in_.parameter_bytes(first, end)};
+        return true;
     }
 
     double latency_ms() const { return in_.latency_ms.one_number(); }
@@ -178,6 +250,8 @@ class SearchCosts {
     const Instance& in_;
     const bool keeps_links_;
     bool has_one_speed_ = true;
+    bool first_take_more_ = true;  // of devices that differ by one sample, those with the least number
+    mutable std::vector<int> here_, there_;
 };
 
 }  // namespace pipeplan

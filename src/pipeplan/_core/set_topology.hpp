@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "crossings.hpp"
 #include "suffix_dp.hpp"
 
 namespace pipeplan {
@@ -32,7 +33,7 @@ class SetTopology {
     bool may_end(int node) const { return node == 0; }
     int attach(int node, int option) const { return option == 0 ? -1 : sum_[pair(node, option)]; }
     int detach(int node, int option) const { return difference_[pair(node, option)]; }
-    DeviceSet set(int, int option) const { return device_sets_[option]; }
+    const DeviceSet& set(int, int option) const { return device_sets_[option]; }
     void enter(int) {}
     LinkPair links(int, int option, int next) const {
         return {&links_[pair(option, next)], &links_[pair(next, option)]};
@@ -94,6 +95,7 @@ class SetTopology {
         for (int a = 0; a < N; ++a) {
             for (std::size_t c = 0; c < members_.size(); ++c)
                 speed_[a] += sets_[a][c] * in_.speed[members_[c][0]];
+            if (in_.shared) shared_.push_back(members_of(sets_[a]));
             device_sets_.push_back(device_set(sets_[a]));
         }
         std::vector<int> index_of(encode_limit(), -1);
@@ -110,7 +112,10 @@ class SetTopology {
                 const int whole = index_of[encode(total)];
                 sum_[pair(a, b)] = whole;
                 difference_[pair(whole, b)] = a;
-                if (a > 0 && b > 0) links_[pair(a, b)] = links_between(sets_[a], sets_[b]);
+                if (a == 0 || b == 0) continue;
+                links_[pair(a, b)] = links_between(sets_[a], sets_[b]);
+                if (in_.shared)
+                    insert_crossings(*in_.shared, shared_[a], shared_[b], links_[pair(a, b)]);
             }
         }
     }
@@ -135,23 +140,34 @@ class SetTopology {
 
     LinkSet links_between(const Counts& senders, const Counts& receivers) const {
         LinkSet links;
+        SummedLinks together;
         for (std::size_t c = 0; c < senders.size(); ++c) {
             for (std::size_t d = 0; d < receivers.size(); ++d) {
                 if (!senders[c] || !receivers[d]) continue;
                 const auto [u, v] = representatives(c, d);
                 links.insert(link_between(in_, u, v));
+                together.insert(link_between(in_, u, v), senders[c] * receivers[d]);
             }
         }
+        if (in_.limits.any_shares) links.insert_whole(together.link());
         return links;
     }
 
-    // The speed of the k-th fastest device.
-    double kth_fastest(const Counts& counts, int k) const {
+    // How many devices of a set are members of each shared link; devices of a class are of the same.
+    MemberCounts members_of(const Counts& counts) const {
+        MemberCounts members(*in_.shared);
+        for (std::size_t c = 0; c < counts.size(); ++c)
+            for (int k = 0; k < counts[c]; ++k) members.add(members_[c][k]);
+        return members;
+    }
+
+    // Fastest first.
+    std::vector<double> speeds_of(const Counts& counts) const {
         std::vector<double> speeds;
         for (std::size_t c = 0; c < counts.size(); ++c)
             speeds.insert(speeds.end(), counts[c], in_.speed[members_[c][0]]);
         std::sort(speeds.begin(), speeds.end(), std::greater<double>());
-        return speeds[k - 1];
+        return speeds;
     }
 
     DeviceSet device_set(const Counts& counts) const {
@@ -168,8 +184,14 @@ class SetTopology {
             }
         }
         if (k == 0) return {0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}, {}};
+        if (in_.shared) slowest = std::min(slowest, shared_.back().ring_rate());
+        const std::vector<double> speeds = speeds_of(counts);
+        if (in_.limits.any_shares) {
+            const Shares shares = any_shares(in_, speeds);
+            return {k, shares, make_ring(in_, k, slowest, latency_ms), pooled_room(counts, shares)};
+        }
         const int more = num_with_more_samples(in_, k);
-        const double slowest_of_more = more ? kth_fastest(counts, more) : speed;
+        const double slowest_of_more = more ? speeds[more - 1] : speed;
         const Shares shares = whole_or_even_shares(in_, k, speed, slowest_of_more);
         return {k,
                 shares,
@@ -182,20 +204,35 @@ class SetTopology {
     // At best: the devices with a sample more may be those with the most memory.
     Room room_of(const Counts& counts, const Shares& shares) const {
         if (!in_.has_memory()) return {};
-        Room room{shares.even, 0.0, shares.least, kInfinity};
-        for (std::size_t c = 0; c < counts.size(); ++c) {
-            if (!counts[c]) continue;
-            const double bytes = in_.limits.memory_bytes[members_[c][0]];
-            room.more_bytes = std::max(room.more_bytes, bytes);
-            room.fewer_bytes = std::min(room.fewer_bytes, bytes);
-        }
-        if (shares.least == shares.even) room.more_bytes = room.fewer_bytes;
-        return room;
+        double most = 0.0, least = kInfinity;
+        for_memories(counts, [&](double bytes, int) {
+            most = std::max(most, bytes), least = std::min(least, bytes);
+        });
+        if (shares.least == shares.even) return {{shares.even, least}};
+        return {{shares.even, most}, {shares.least, least}};
+    }
+
+    // With any shares: all devices together hold a microbatch, and each the least share of it.
+    Room pooled_room(const Counts& counts, const Shares& shares) const {
+        if (!in_.has_memory()) return {};
+        Holding all{1.0, 0.0, 0}, one{shares.least, kInfinity};
+        for_memories(counts, [&](double bytes, int count) {
+            all.bytes += count * bytes, all.num_devices += count;
+            one.bytes = std::min(one.bytes, bytes);
+        });
+        return {all, one};
+    }
+
+    template <class Visit>
+    void for_memories(const Counts& counts, const Visit& visit) const {
+        for (std::size_t c = 0; c < counts.size(); ++c)
+            if (counts[c]) visit(in_.limits.memory_bytes[members_[c][0]], counts[c]);
     }
 
     const Instance& in_;
     std::vector<std::vector<int>> members_;  // [class]
     std::vector<Counts> sets_;
+    std::vector<MemberCounts> shared_;       // [set], where links are shared
     std::vector<DeviceSet> device_sets_;
     std::vector<double> speed_;              // summed
     std::vector<int> sum_, difference_;      // [set][set], -1 where there is none

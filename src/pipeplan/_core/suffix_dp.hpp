@@ -10,7 +10,7 @@
 //   bool may_end(node): whether the pipeline's last stage may stand directly in front of it
 //   int num_options(): options are 0 .. num_options() - 1
 //   int attach(node, option): the node that results, or -1
-//   DeviceSet set(node, option): what the option is there
+//   const DeviceSet& set(node, option): what the option is there
 //   int detach(node, option): the node without its first set
 //   void enter(node): called before anything is put in front of the node
 //   LinkPair links(node, option, next_option): the channel from the option to the node's first set
@@ -34,12 +34,13 @@
 #include "kernels.hpp"
 #include "links.hpp"
 #include "memory.hpp"
+#include "stage_work.hpp"
 
 namespace pipeplan {
 
 // What decides the times of a set of devices.
 struct DeviceSet {
-    int num_devices;
+    int num_devices = 0;
     Shares shares;
     Ring ring;
     Room room;
@@ -49,6 +50,8 @@ struct DeviceSet {
     // The same if the devices with the most memory take more samples; a rate of 0: nothing differs.
     Room room_by_memory = {};
     double rate_by_memory = 0.0;
+    int mode = kKeeps;  // how the devices share a microbatch, a bit of StageMode
+    std::vector<Pace> paces = {};  // where layers were measured at several sizes; not for bounds
 };
 
 struct LinkPair {
@@ -127,8 +130,8 @@ class SuffixDp {
                                int cut) const {
         const double least = mine.least * theirs.least, even = mine.even * theirs.even;
         const double output = in_.output_bytes[cut - 1], gradient = in_.gradient_bytes[cut - 1];
-        return {links.forward->transfer_ms(least * output, even * output),
-                links.backward->transfer_ms(least * gradient, even * gradient)};
+        return {links.forward->transfer_ms(least * output, even * output, output),
+                links.backward->transfer_ms(least * gradient, even * gradient, gradient)};
     }
 
   private:
@@ -179,7 +182,7 @@ class SuffixDp {
 
     // All stages of the option directly in front of the node, which has `count` stages.
     void fill_row(int count, int node, int option, Work& work) {
-        const DeviceSet set = topology_.set(node, option);
+        const DeviceSet& set = topology_.set(node, option);
         if (!set.ring.connected) return;
         const bool any_behind = fill_behind(count, node, option, set, work);
         const int last_device = in_.limits.last_device;
@@ -217,7 +220,7 @@ class SuffixDp {
             if (value.last_backward + ahead.work > limit_ms_ ||
                 value.last_reduce + ahead.forward > limit_ms_)
                 return;
-            origin.mode = static_cast<std::uint32_t>(mode);
+            origin.mode = static_cast<std::uint32_t>(mode | set.mode);
             front.insert(value, origin, limits_.capacity, overflow_);
         };
         const auto put = [&](const StageCosts& stage, int cut, int mode) {
@@ -228,14 +231,13 @@ class SuffixDp {
             for (int k = 0; k < behind[cut].size(); ++k)
                 keep(before(stage, behind[cut][k].value, M_), behind[cut][k].origin, mode);
         };
-        double forward_ms = 0.0, backward_ms = 0.0;
+        StageWork work(in_, rate, set.paces);
         double parameter_bytes = 0.0;
         StageNeeds needs{0.0, 0.0, in_.bytes_into(l)};
         for (int cut = l + 1; cut <= L_; ++cut) {
-            forward_ms += in_.forward_ms.value(cut - 1);
-            backward_ms += in_.backward_ms.value(cut - 1);
+            work.add(cut - 1);
             parameter_bytes += in_.parameter_bytes.value(cut - 1);
-            const StageCosts stage{rate * forward_ms, rate * backward_ms,
+            const StageCosts stage{work.forward(), work.backward(),
                                    set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
             if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead.forward > limit_ms_)
                 return;  // it only grows with the cut
@@ -288,8 +290,8 @@ class SuffixDp {
                 if (!topology_.may_follow(option, next)) continue;
                 const LinkPair links = topology_.links(next, option, next);
                 if (!links.forward->connected()) continue;
-                const Shares mine = topology_.set(next, option).shares;
-                const Shares theirs = topology_.set(0, next).shares;
+                const Shares& mine = topology_.set(next, option).shares;
+                const Shares& theirs = topology_.set(0, next).shares;
                 for (int cut = 1; cut < L_; ++cut) {
                     const ChannelCosts one = channel_costs(links, mine, theirs, cut);
                     ChannelCosts& least = nearest_[at(next, cut)];
@@ -317,7 +319,7 @@ class SuffixDp {
     }
 
     void extend_heads(int node, int next, int option) {
-        const DeviceSet set = topology_.set(node, option);
+        const DeviceSet& set = topology_.set(node, option);
         const double rate = set.shares.compute_rate;
         for (int first = 0; first < L_ - 1; ++first) {
             const Head before = heads_[at(next, first)];
@@ -349,7 +351,7 @@ class SuffixDp {
             control_.check();
             const LinkPair links = topology_.links(node, option, next);
             if (!links.forward->connected()) continue;
-            const Shares theirs = topology_.set(topology_.detach(node, next), next).shares;
+            const Shares& theirs = topology_.set(topology_.detach(node, next), next).shares;
             for (int cut = 1; cut < L_; ++cut) {
                 if (rest.begin[cut] == rest.begin[cut + 1]) continue;
                 const ChannelCosts channel = channel_costs(links, set.shares, theirs, cut);

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from pipeplan.commands.completion import complete_cluster, complete_model, complete_planners
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import SEED, print_json, print_rich
+from pipeplan.commands.shared import SEED, print_json, print_rich, read_inputs
 from pipeplan.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -17,10 +18,14 @@ __all__ = ["compare_command"]
 
 
 @click.command("compare")
-@click.argument("model")
-@click.argument("cluster")
+@click.argument("model", shell_complete=complete_model)
+@click.argument("cluster", shell_complete=complete_cluster)
 @click.option("-m", "--microbatches", default=16, show_default=True, help="Per iteration.")
-@click.option("--planners", help="Names with commas between; by default all but exact.")
+@click.option(
+    "--planners",
+    shell_complete=complete_planners,
+    help="Names with commas between; by default all but exact.",
+)
 @planning_options
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
@@ -38,7 +43,7 @@ def compare_command(
     **options: Unpack["OptionArguments"],
 ) -> None:
     """Plan MODEL on CLUSTER with every planner and show them side by side."""
-    from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
+    from pipeplan.planning.inputs import input_files
 
     require_paths(inputs=input_files(model, cluster), outputs={"--report": report}, as_json=as_json)
     from pipeplan.planning.comparison import compare
@@ -46,8 +51,7 @@ def compare_command(
     names = None if planners is None else [n.strip() for n in planners.split(",") if n.strip()]
     with progress("planning") as work:
         comparison = compare(
-            resolve_model(model),
-            resolve_cluster(cluster, seed),
+            *read_inputs(model, cluster, seed),
             microbatches,
             names,
             **options,

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeplan.commands.completion import complete_format
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import plan_from, say
+from pipeplan.commands.shared import note, plan_from
 from pipeplan.documents.text import printable
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
@@ -26,7 +27,7 @@ MOST_LISTED = 6
 
 @click.command("export")
 @click.argument("plan", type=click.Path())
-@click.option("--to", "target", required=True, help="The format.")
+@click.option("--to", "target", required=True, shell_complete=complete_format, help="The format.")
 @click.option(
     "-o",
     "--output",
@@ -72,8 +73,8 @@ def export_command(
     with progress("exporting"), plan_from(plan) as (read, _):
         done = export_plan(read, target, settings, take_nearest=take_nearest)
         written = _write(done, output, plan, target)
-    for note in done.notes:
-        say(f"note: {note}")
+    for text in done.notes:
+        note(f"note: {text}")
     if not is_stdout(output):
         click.echo(f"written: {', '.join(printable(path) for path in written)}")
 

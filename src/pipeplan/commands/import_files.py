@@ -6,7 +6,7 @@ import click
 
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import say
+from pipeplan.commands.shared import note
 from pipeplan.documents.text import printable
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
@@ -73,8 +73,8 @@ def import_command(
                 f"model of {result.num_layers} layers, {work_ms:.6g} ms a microbatch,"
                 f" {size_gb:.4g} GB of parameters"
             )
-    for note in imported.notes:
-        say(f"note: {note}")
+    for text in imported.notes:
+        note(f"note: {text}")
     if not is_stdout(output):
         click.echo(f"{printable(output)}: {summary}")
 

@@ -4,7 +4,7 @@ import click
 
 from pipeplan.commands.paths import require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import plan_from, print_json, print_plan, say
+from pipeplan.commands.shared import note, plan_from, print_json, print_plan
 from pipeplan.documents.text import printable
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import PlanFileError, ScheduleError
@@ -57,7 +57,7 @@ def check_command(plan: str, strict_memory: bool, schedule: str | None, as_json:
         others = f" (and {more} more; --json lists them)" if more else ""
         raise PlanFileError(f"{plan}: {verdict.errors[0]}{others}")
     for warning in verdict.warnings:
-        say(f"warning: {warning}")
+        note(f"warning: {warning}")
     if not as_json:
         click.echo(f"{printable(plan)}: valid")
 
@@ -85,7 +85,7 @@ def _check_schedule(plan: str, schedule: str, strict_memory: bool, as_json: bool
     if strict_memory and verdict.memory_excesses:
         raise PlanFileError(f"{schedule}: {verdict.memory_excesses[0]}")
     for excess in verdict.memory_excesses:
-        say(f"warning: {excess}")
+        note(f"warning: {excess}")
     if as_json:
         ours = {"order": verdict.our_order, "iteration_ms": verdict.our_iteration_ms}
         print_json(

@@ -4,10 +4,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
+from pipeplan.commands.completion import (
+    complete_cluster,
+    complete_model,
+    complete_planner,
+    complete_schedule,
+)
+from pipeplan.commands.names import PLANNER_NAMES, SCHEDULE_NAMES, listed
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.planning_options import planning_options
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import SEED, print_json, print_plan, print_rich, say
+from pipeplan.commands.shared import SEED, note, print_json, print_plan, print_rich, read_inputs
 from pipeplan.documents.text import printable
 from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
 
@@ -23,14 +30,26 @@ DEFAULT_MICROBATCHES = 16
 
 
 @click.command("plan")
-@click.argument("model")
-@click.argument("cluster")
+@click.argument("model", shell_complete=complete_model)
+@click.argument("cluster", shell_complete=complete_cluster)
 @click.option("-m", "--microbatches", type=int, help="Per iteration.  [default: 16]")
 @click.option(
     "--global-batch", type=int, help="Samples per iteration; microbatches are chosen to suit."
 )
-@click.option("--planner", default="best", show_default=True, help="The algorithm.")
-@click.option("--schedule", help="The order of execution, instead of the planner's own.")
+@click.option(
+    "--planner",
+    default="best",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_planner,
+    help=f"The algorithm: {listed(PLANNER_NAMES)}.",
+)
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    shell_complete=complete_schedule,
+    help=f"The order of blocks, instead of the planner's own: {listed(SCHEDULE_NAMES)}.",
+)
 @planning_options
 @click.option(
     "--uniform-replicas",
@@ -60,7 +79,7 @@ def plan_command(
     **options: Unpack["OptionArguments"],
 ) -> None:
     """Plan how to train MODEL on CLUSTER."""
-    from pipeplan.planning.inputs import input_files, resolve_cluster, resolve_model
+    from pipeplan.planning.inputs import input_files
 
     require_paths(
         inputs=input_files(model, cluster),
@@ -82,8 +101,7 @@ def plan_command(
         }
         try:
             made = _make_plan(
-                resolve_model(model),
-                resolve_cluster(cluster, seed),
+                *read_inputs(model, cluster, seed),
                 DEFAULT_MICROBATCHES if microbatches is None else microbatches,
                 global_batch,
                 settings,
@@ -149,7 +167,7 @@ def _warn_of_memory(plan: "Plan") -> None:
 
     excess = memory_warning(plan)
     if excess:
-        say(f"warning: {excess}")
+        note(f"warning: {excess}")
 
 
 def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
@@ -159,7 +177,7 @@ def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":
     equal = nearest_grid_plan(made, schedule)
     if equal.iteration_ms > made.iteration_ms > 0:
         more = 100 * (equal.iteration_ms / made.iteration_ms - 1)
-        say(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
+        note(f"note: equal replicas cost {more:.1f} %: {made.iteration_ms:.6g} ms without")
     return equal
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipeplan.commands.shared import is_quiet
 from pipeplan.documents.text import printable
 
 __all__ = ["Progress", "progress"]
@@ -49,6 +50,9 @@ def progress(label: str) -> Iterator[Progress]:
     """Show the progress of the work within the block, if it takes long."""
     work = Progress(label)
     stop = threading.Event()
+    if is_quiet():
+        yield work
+        return
     thread = threading.Thread(target=_show, args=(work, stop), daemon=True)
     thread.start()
     try:

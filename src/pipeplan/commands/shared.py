@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+    from pipeplan.cluster import Cluster
     from pipeplan.pipeline import Plan
+    from pipeplan.profile import ModelProfile
 
 __all__ = [
     "SEED",
+    "is_quiet",
+    "note",
     "plan_from",
     "print_json",
     "print_plan",
     "print_rich",
+    "quiet_option",
+    "read_inputs",
     "say",
 ]
 
@@ -40,8 +46,22 @@ MIN_COLUMNS, MAX_COLUMNS = 40, 1000
 """The widths that output is made for, whatever the terminal or `COLUMNS` says."""
 LINES = 25
 
+QUIET = "pipeplan.quiet"
+"""Where a command's context keeps whether `--quiet` was given."""
+
 SEED = click.IntRange(0, 2**64 - 1)
 """Any number of 64 bits."""
+
+
+def read_inputs(model: str, cluster: str, seed: int) -> "tuple[ModelProfile, Cluster]":
+    """The model and the cluster by name or file; values that look like another unit are noted."""
+    from pipeplan.planning.inputs import resolve_cluster, resolve_model
+    from pipeplan.planning.plausibility import suspicious_units
+
+    read = resolve_model(model), resolve_cluster(cluster, seed)
+    for line in suspicious_units(*read):
+        note(f"note: {line}")
+    return read
 
 
 @contextmanager
@@ -51,7 +71,7 @@ def plan_from(path: str) -> "Iterator[tuple[Plan, Callable[[str], None]]]":
 
     plan = read_plan(path)
     try:
-        yield plan, lambda warning: say(f"warning: {path}: {warning}")
+        yield plan, lambda warning: note(f"warning: {path}: {warning}")
     except (PlanFileError, ScheduleError) as problem:
         raise type(problem)(f"{path}: {problem}") from None
 
@@ -101,8 +121,32 @@ def print_json(document: Any) -> None:
     click.echo(text.encode(), nl=False)
 
 
+def quiet_option() -> click.Option:
+    """`--quiet`, the same for every command."""
+    return click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=lambda context, _, given: context.meta.__setitem__(QUIET, given),
+        help="No progress, notes or warnings; only results and errors.",
+    )
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs was asked to be quiet."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
+def note(message: str) -> None:
+    """Print a note or a warning on stderr, unless the command was asked to be quiet."""
+    if not is_quiet():
+        say(message)
+
+
 def say(message: str) -> None:
-    """Print one line on stderr, where everything goes that is not the result."""
+    """Print one line on stderr: an error, or what has to be said even with `--quiet`."""
     line = printable(message)
     short = line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
     click.echo(f"pipeplan: {short}", err=True)

@@ -12,7 +12,7 @@ import click
 from pipeplan.commands.interrupting import end_interrupted
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import progress
-from pipeplan.commands.shared import say
+from pipeplan.commands.shared import note
 from pipeplan.errors import InputError
 
 __all__ = ["sweep_command"]
@@ -45,7 +45,7 @@ def sweep_command(spec: str, output: str, jobs: int, backend: str, address: str 
             spec, output, jobs=jobs, backend=backend, address=address, on_progress=work.count
         )
     failed = sum(row.error is not None for row in rows)
-    say(f"{output}: {len(rows)} rows" + (f", {failed} of them without a plan" if failed else ""))
+    note(f"{output}: {len(rows)} rows" + (f", {failed} of them without a plan" if failed else ""))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeplan.commands.completion import complete_planner
 from pipeplan.commands.paths import is_stdout, require_paths
 from pipeplan.commands.progress import Progress, progress
 from pipeplan.commands.shared import plan_from, print_json, print_rich
@@ -37,7 +38,12 @@ __all__ = ["whatif_command"]
     help="New hosts: 2x4:12 is two of four devices with 12 GB/s inside. More with commas:"
     " between= (GB/s to other hosts), memory= (GB), speed=, latency= (us). Else as the others.",
 )
-@click.option("--planner", help="Who makes the new plan, instead of the old one's planner.")
+@click.option(
+    "--planner",
+    metavar="NAME",
+    shell_complete=complete_planner,
+    help="Who makes the new plan, instead of the old one's planner.",
+)
 @click.option("--effort", type=float, help="Search more, or less.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the new plan here.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write an HTML report here.")

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from pipeplan.commands.completion import complete_zoo
 from pipeplan.commands.paths import require_paths
 from pipeplan.commands.shared import SEED, print_json, print_rich
 from pipeplan.errors import InputError
@@ -12,7 +13,7 @@ __all__ = ["zoo_command"]
 
 
 @click.command("zoo")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_zoo)
 @click.option("--device", help="V100, A100 or H100 (models).")
 @click.option("--microbatch-size", type=int, help="Samples in a microbatch (models).")
 @click.option("--sequence-length", type=int, help="Tokens in a sample (transformers).")

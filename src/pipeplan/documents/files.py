@@ -17,7 +17,7 @@ from pipeplan.documents.plans import parse_plan, plan_document
 from pipeplan.documents.syntax import read_document, require_readable_at
 from pipeplan.documents.writing import STANDARD_STREAM, write_atomically
 from pipeplan.errors import ClusterError, InputError, PlanFileError, ProfileError
-from pipeplan.pipeline import Plan, Timeline
+from pipeplan.pipeline import GroupTimeline, Plan, Timeline
 from pipeplan.profile import ModelProfile
 
 __all__ = [
@@ -47,7 +47,7 @@ def read_cluster(path: str | Path) -> Cluster:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a `pipeplan.plan/1` file, with the inputs embedded in it."""
+    """The plan in a `pipeplan.plan/1` or `/2` file, with the inputs embedded in it."""
     return _read(path, parse_plan, PlanFileError)
 
 
@@ -66,8 +66,15 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     _write(path, lambda: plan_document(plan))
 
 
-def timeline_document(timeline: Timeline) -> dict[str, Any]:
-    """A timeline for machines: every block, transfer and all-reduce with its times."""
+def timeline_document(timeline: Timeline | GroupTimeline) -> dict[str, Any]:
+    """A timeline for machines: every block, transfer and all-reduce with its times.
+
+    That of a plan with groups says the part of each all-reduce, too.
+    """
+    all_reduces = [dataclasses.asdict(reduce) for reduce in timeline.all_reduces]
+    if isinstance(timeline, Timeline):
+        for reduce in all_reduces:
+            del reduce["part"]
     return {
         "iteration_ms": timeline.iteration_ms,
         "blocks": [
@@ -81,7 +88,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
             for timed in blocks
         ],
         "transfers": [dataclasses.asdict(transfer) for transfer in timeline.transfers],
-        "all_reduces": [dataclasses.asdict(reduce) for reduce in timeline.all_reduces],
+        "all_reduces": all_reduces,
     }
 
 

@@ -8,10 +8,17 @@ from pipeplan.documents.conversion import convert
 from pipeplan.documents.limits import require_writable
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import ClusterError, InputError
-from pipeplan.profile import ModelProfile
+from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.shared_links import SharedLink, Uplinks
 
-__all__ = ["cluster_document", "fields_of", "model_document", "parse_cluster", "parse_model"]
+__all__ = [
+    "Shorthand",
+    "cluster_document",
+    "fields_of",
+    "model_document",
+    "parse_cluster",
+    "parse_model",
+]
 
 MODEL_FORMAT = "pipeplan.model/1"
 
@@ -21,15 +28,26 @@ def model_document(model: ModelProfile) -> dict[str, Any]:
     if model.document is not None:
         return model.document
     document = {"format": MODEL_FORMAT, **_without_defaults(model)}
-    document["layers"] = [
-        {
-            name: value
-            for name, value in _without_defaults(layer).items()
-            if name not in ("gradient_bytes", "activation_bytes") or value != layer.output_bytes
-        }
-        for layer in model.layers
-    ]
+    document["layers"] = [_layer_document(layer) for layer in model.layers]
     return document
+
+
+def _layer_document(layer: LayerProfile) -> dict[str, Any]:
+    document = {
+        name: value
+        for name, value in _without_defaults(layer).items()
+        if value != _settled_default(layer, name)
+    }
+    if layer.at:
+        document["at"] = [_without_defaults(times) for times in layer.at]
+    return document
+
+
+def _settled_default(layer: LayerProfile, name: str) -> float | None:
+    """What a field has if the file leaves it out, where another field says it."""
+    if name in ("gradient_bytes", "activation_bytes"):
+        return layer.output_bytes
+    return layer.activation_bytes if name == "weight_grad_bytes" else None
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:
@@ -64,14 +82,15 @@ def _without_defaults(noun: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- reading
 
 
-def fields_of(document: Any, expected: str) -> dict[str, Any]:
-    """The fields besides `format`, which has to be the expected one."""
+def fields_of(document: Any, *expected: str) -> dict[str, Any]:
+    """The fields besides `format`, which has to be one of the expected ones."""
+    formats = " or ".join(map(repr, expected))
     if not isinstance(document, dict):
-        raise InputError(f"format: is missing; a file holds one object with format {expected!r}")
+        raise InputError(f"format: is missing; a file holds one object with format {formats}")
     if "format" not in document:
-        raise InputError(f"format: is missing; this reader takes {expected!r}")
-    if document["format"] != expected:
-        raise InputError(f"format: {excerpt(document['format'])}; this reader takes {expected!r}")
+        raise InputError(f"format: is missing; this reader takes {formats}")
+    if document["format"] not in expected:
+        raise InputError(f"format: {excerpt(document['format'])}; this reader takes {formats}")
     return {name: value for name, value in document.items() if name != "format"}
 
 
@@ -91,7 +110,7 @@ def parse_cluster(document: Any) -> Cluster:
         for name in ("devices", "bandwidth_gb_per_s"):
             if name in fields:
                 raise ClusterError(f"{name}: stands beside hosts, its shorthand; keep one of them")
-        short = convert(fields, _Shorthand)
+        short = convert(fields, Shorthand)
         cluster = expand_hosts(
             short.name,
             short.hosts,
@@ -106,7 +125,7 @@ def parse_cluster(document: Any) -> Cluster:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Shorthand:
+class Shorthand:
     """A cluster file in shorthand."""
 
     name: str

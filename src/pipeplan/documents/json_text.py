@@ -1,8 +1,8 @@
 """JSON, from the bytes of a file to plain objects and back.
 
 A plan's schedule has up to ten million blocks. As Python texts they would take most of a gigabyte,
-so the bytes of the schedule are taken out first and become arrays of codes: F(m) is `m`, B(m) is
-`-1 - m`. Everything else is read by Python's own parser.
+so the bytes of the schedule are taken out first and become arrays. Everything else is read by
+Python's own parser.
 """
 
 import gc
@@ -22,7 +22,9 @@ from pipeplan.errors import InputError
 from pipeplan.validation import MAX_BLOCKS, MAX_DEVICES
 
 __all__ = [
+    "LEFT_OUT",
     "NotJson",
+    "PackedOrder",
     "PackedOrders",
     "object_without_duplicates",
     "parse_json",
@@ -32,7 +34,8 @@ __all__ = [
 ]
 
 SPACE = rb"[ \t\r\n]*+"
-BLOCK = rb'"[FB](?:0|[1-9][0-9]{0,8})"'
+NUMBER = rb"(?:0|[1-9][0-9]{0,8})"
+BLOCK = rb'"%b?+[FBIW]%b"' % (NUMBER, NUMBER)
 TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|[^"\[\]{}]++', re.DOTALL)
 """A text, a bracket, or all that stands between these."""
 MAX_TOKENS = 6_000_000
@@ -47,7 +50,12 @@ def _list_of(entry: bytes) -> bytes:
 
 SCHEDULE = re.compile(rb"%b:%b(%b)" % (SPACE, SPACE, _list_of(_list_of(BLOCK))))
 ORDER = re.compile(rb"\[([^\[\]]*+)\]")
-BACKWARD, FORWARD = b"BF"
+LETTERS = b"FBIW"
+IS_LETTER = np.isin(np.arange(256), list(LETTERS))
+LETTERS_TO_COMMAS = bytes.maketrans(LETTERS, b"," * len(LETTERS))
+QUOTE = ord('"')
+LEFT_OUT = -1
+"""In place of a block's stage."""
 NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters of JSON texts that YAML forbids, or takes for the end of a line."""
 
@@ -70,10 +78,20 @@ class NotJson(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedOrders:
-    """A schedule as codes: for each stage an array, F(m) as `m`, B(m) as `-1 - m`."""
+class PackedOrder:
+    """One order of blocks as arrays of one length."""
 
-    codes: list[NDArray[np.int32]]
+    letters: NDArray[np.uint8]
+    microbatches: NDArray[np.int32]
+    stages: NDArray[np.int32] | None
+    """`LEFT_OUT` where a block does not name its stage; None where no block does."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrders:
+    """A schedule as arrays."""
+
+    orders: list[PackedOrder]
 
 
 # ---------------------------------------------------------------------------- reading
@@ -128,20 +146,27 @@ def _find_schedule(data: bytes) -> tuple[int, int] | None:
 
 def _pack(schedule: bytes) -> PackedOrders:
     if schedule.count(b"[") - 1 > MAX_DEVICES:
-        raise InputError(f"schedule: has more than {MAX_DEVICES:,} orders, one for each stage")
+        raise InputError(f"schedule: has more than {MAX_DEVICES:,} orders, one for each group")
     if schedule.count(b'"') // 2 > MAX_BLOCKS:
         raise InputError(
             f"schedule: has more than the {MAX_BLOCKS:,} blocks that a plan may have;"
             " use fewer microbatches"
         )
-    codes = []
-    for order in ORDER.finditer(schedule, 1):
-        letters = np.frombuffer(order[1], dtype=np.uint8)
-        letters = letters[(letters == FORWARD) | (letters == BACKWARD)]
-        digits = order[1].translate(None, b'"FB \t\r\n')
-        microbatches = np.fromstring(digits, dtype=np.int32, sep=",")
-        codes.append(np.where(letters == BACKWARD, -1 - microbatches, microbatches))
-    return PackedOrders(codes)
+    return PackedOrders([_pack_order(order[1]) for order in ORDER.finditer(schedule, 1)])
+
+
+def _pack_order(order: bytes) -> PackedOrder:
+    characters = np.frombuffer(order, dtype=np.uint8)
+    at = np.flatnonzero(IS_LETTER[characters])
+    letters = characters[at]
+    if (characters[at - 1] == QUOTE).all():
+        digits = order.translate(None, b'"FBIW \t\r\n')
+        return PackedOrder(letters, np.fromstring(digits, dtype=np.int32, sep=","), None)
+    for letter in LETTERS:
+        order = order.replace(b'"%c' % letter, b'"%d%c' % (LEFT_OUT, letter))
+    digits = order.translate(LETTERS_TO_COMMAS, b'" \t\r\n')
+    numbers = np.fromstring(digits, dtype=np.int32, sep=",")
+    return PackedOrder(letters, numbers[1::2], numbers[::2])
 
 
 def _loads(text: str) -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import numbers
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,18 +14,27 @@ from pipeplan.documents.inputs import (
     parse_cluster,
     parse_model,
 )
-from pipeplan.documents.json_text import PackedOrders
 from pipeplan.documents.limits import MAX_DEPTH
+from pipeplan.documents.orders import block_texts, parse_group_orders, parse_stage_orders
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError, PlanFileError
-from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Plan, Prediction, Schedule, Stage
+from pipeplan.pipeline import (
+    Bound,
+    BoundLimit,
+    BoundScope,
+    Plan,
+    Prediction,
+    Schedule,
+    Stage,
+    groups_of,
+)
 from pipeplan.profile import ModelProfile
-from pipeplan.validation import MAX_DEVICES, MICROBATCHES, require_count, require_plan_size
+from pipeplan.validation import MAX_BLOCKS, MICROBATCHES, require_count, require_plan_size
 
-__all__ = ["parse_plan", "plan_document"]
+__all__ = ["PlanFile", "parse_plan", "plan_document"]
 
 PLAN_FORMAT = "pipeplan.plan/1"
-BLOCK_TEXT = re.compile(r"([FB])(0|[1-9][0-9]{0,8})")
+FAMILIES_FORMAT = "pipeplan.plan/2"
 NULLABLE = ("lower_bound_ms", "bound_scope", "schedule_guarantee_ms")
 """The predicted figures that a planner may leave open."""
 MAX_OPTION_BITS = 3000
@@ -38,24 +46,27 @@ T = TypeVar("T")
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as the file holds it; one that no file can hold is refused."""
     require_plan_size(len(plan.stages), plan.microbatches)
+    _require_few_blocks(plan.schedule)
     _require_json_options(plan.options)
+    uses_families = plan.uses_families
     names = [device.name for device in plan.cluster.devices]
     document: dict[str, Any] = {
-        "format": PLAN_FORMAT,
+        "format": FAMILIES_FORMAT if uses_families else PLAN_FORMAT,
         "planner": plan.planner,
         "options": plan.options,
         "seed": plan.seed,
         "version": plan.version,
         "microbatches": plan.microbatches,
         "stages": [_stage_document(stage, names) for stage in plan.stages],
-        "schedule": _block_texts(plan.schedule),
+        **({"shard_optimizer": True} if plan.shard_optimizer else {}),
+        "schedule": block_texts(plan.schedule, plan.groups),
     }
     if plan.predicted is not None:
         predicted, bound = plan.predicted, plan.predicted.bound
         document["predicted"] = {
             "iteration_ms": predicted.iteration_ms,
             "lower_bound_ms": bound and bound.lower_bound_ms,
-            "bound_scope": bound and bound.scope,
+            "bound_scope": bound and _written_scope(bound.scope, uses_families),
             **({"bound_limits": list(bound.limits)} if bound and bound.limits else {}),
             "schedule_guarantee_ms": predicted.schedule_guarantee_ms,
             "bubble_fraction": predicted.bubble_fraction,
@@ -66,17 +77,23 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return document
 
 
-class _BlockTexts(dict[int, str]):
-    """The text of each block by its code; equal blocks share one text."""
+def _written_scope(scope: BoundScope, uses_families: bool) -> BoundScope:
+    """The scope in the words of the plan's version.
 
-    def __missing__(self, code: int) -> str:
-        text = self[code] = f"F{code}" if code >= 0 else f"B{-1 - code}"
-        return text
+    Version 1 does not know families. What holds for them holds for the plans with even shares that
+    it knows.
+    """
+    if scope is BoundScope.FAMILIES and not uses_families:
+        return BoundScope.EVEN_SHARES
+    return scope
 
 
-def _block_texts(schedule: Schedule) -> list[list[str]]:
-    texts = _BlockTexts()
-    return [list(map(texts.__getitem__, order)) for order in schedule.to_codes()]
+def _require_few_blocks(schedule: Schedule) -> None:
+    if schedule.num_blocks > MAX_BLOCKS:
+        raise PlanFileError(
+            f"schedule: {schedule.num_blocks:,} blocks are more than the {MAX_BLOCKS:,} that a plan"
+            " may have; use fewer microbatches or whole backwards"
+        )
 
 
 def _require_json_options(options: dict[str, Any]) -> None:
@@ -125,6 +142,8 @@ def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:
         document["shares"] = stage.shares
     if stage.recompute:
         document["recompute"] = True
+    if stage.gradient_buckets > 1:
+        document["gradient_buckets"] = stage.gradient_buckets
     return document
 
 
@@ -132,15 +151,16 @@ def _stage_document(stage: Stage, names: list[str]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _StageFile:
+class StageFile:
     layers: tuple[int, int]
     devices: tuple[str, ...]
     shares: tuple[float, ...] | None = None
     recompute: bool = False
+    gradient_buckets: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _PredictedFile:
+class PredictedFile:
     iteration_ms: float
     bubble_fraction: float
     peak_memory_gb: dict[str, float]
@@ -151,24 +171,28 @@ class _PredictedFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanFile:
+class PlanFile:
     """A plan file; its two inputs and its schedule have readers of their own."""
 
     model: Any
     cluster: Any
     microbatches: int
-    stages: tuple[_StageFile, ...]
+    stages: tuple[StageFile, ...]
     schedule: Any
     planner: str
-    predicted: _PredictedFile | None = None
+    predicted: PredictedFile | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
     version: str = ""
+    shard_optimizer: bool = False
 
 
 def parse_plan(document: Any) -> Plan:
     """The plan that a document holds, with the inputs embedded in it."""
-    file = convert(fields_of(document, PLAN_FORMAT), _PlanFile, may_be_null=NULLABLE)
+    fields = fields_of(document, PLAN_FORMAT, FAMILIES_FORMAT)
+    if document["format"] == PLAN_FORMAT:
+        _require_version_1(fields)
+    file = convert(fields, PlanFile, may_be_null=NULLABLE)
     model = _within("model", parse_model, file.model)
     cluster = _within("cluster", parse_cluster, file.cluster)
     require_count(PlanFileError, "microbatches", file.microbatches, MICROBATCHES)
@@ -177,21 +201,59 @@ def parse_plan(document: Any) -> Plan:
     require_plan_size(len(file.stages), file.microbatches)
     _require_json_options(file.options)
     index_of = {device.name: index for index, device in enumerate(cluster.devices)}
+    stages = tuple(
+        _parse_stage(stage, f"stages[{index}]", model, index_of)
+        for index, stage in enumerate(file.stages)
+    )
+    if document["format"] == PLAN_FORMAT:
+        schedule = parse_stage_orders(file.schedule, file.microbatches)
+    else:
+        _require_groups(file.stages)
+        schedule = parse_group_orders(file.schedule, file.microbatches, groups_of(stages))
+    _require_few_blocks(schedule)
     return Plan(
         model=model,
         cluster=cluster,
         microbatches=file.microbatches,
-        stages=tuple(
-            _parse_stage(stage, f"stages[{index}]", model, index_of)
-            for index, stage in enumerate(file.stages)
-        ),
-        schedule=Schedule.from_codes(_parse_orders(file.schedule, file.microbatches)),
+        stages=stages,
+        schedule=schedule,
         planner=file.planner,
         predicted=None if file.predicted is None else _parse_predicted(file.predicted),
         options=file.options,
         seed=file.seed,
         version=file.version,
+        shard_optimizer=file.shard_optimizer,
     )
+
+
+def _require_version_1(fields: dict[str, Any]) -> None:
+    """Refuse what only the second version of plans has, and say so."""
+    found = ["shard_optimizer"] if "shard_optimizer" in fields else []
+    stages, predicted = fields.get("stages"), fields.get("predicted")
+    for index, stage in enumerate(stages if isinstance(stages, list) else []):
+        if isinstance(stage, dict) and "gradient_buckets" in stage:
+            found.append(f"stages[{index}].gradient_buckets")
+    if isinstance(predicted, dict) and predicted.get("bound_scope") == BoundScope.FAMILIES:
+        found.append("predicted.bound_scope: 'families'")
+    if found:
+        raise PlanFileError(
+            f"{found[0]}: is not part of {PLAN_FORMAT!r}; the format that has it is"
+            f" {FAMILIES_FORMAT!r}"
+        )
+
+
+def _require_groups(stages: tuple[StageFile, ...]) -> None:
+    """Refuse stages that have some devices in common, but not all."""
+    stage_of: dict[str, int] = {}
+    for index, stage in enumerate(stages):
+        for name in stage.devices:
+            first = stage_of.setdefault(name, index)
+            if first != index and set(stages[first].devices) != set(stage.devices):
+                raise PlanFileError(
+                    f"stages[{index}].devices: {excerpt(name)} also serves stages[{first}], but"
+                    " not all devices of the two are the same; give both the same set, or two"
+                    " without a common device"
+                )
 
 
 def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
@@ -203,7 +265,7 @@ def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:
 
 
 def _parse_stage(
-    file: _StageFile, path: str, model: ModelProfile, index_of: dict[str, int]
+    file: StageFile, path: str, model: ModelProfile, index_of: dict[str, int]
 ) -> Stage:
     first, end = file.layers
     if not 0 <= first < end <= model.num_layers:
@@ -230,60 +292,13 @@ def _parse_stage(
             devices=tuple(index_of[name] for name in file.devices),
             shares=file.shares,
             recompute=file.recompute,
+            gradient_buckets=file.gradient_buckets,
         )
     except InputError as problem:
         raise PlanFileError(f"{path}.{problem}") from None
 
 
-def _parse_orders(orders: Any, num_microbatches: int) -> list[list[int]]:
-    """The codes of every stage's blocks, from arrays or from lists of texts."""
-    if isinstance(orders, PackedOrders):
-        codes = [order.tolist() for order in orders.codes]
-    elif isinstance(orders, list):
-        if len(orders) > MAX_DEVICES:
-            raise PlanFileError(f"schedule: has more than {MAX_DEVICES:,} orders, one a stage")
-        codes_of = _BlockCodes()
-        codes = [_parse_order(order, f"schedule[{n}]", codes_of) for n, order in enumerate(orders)]
-    else:
-        raise PlanFileError("schedule: is not a list; give one for each stage")
-    for stage, order in enumerate(codes):
-        # Judging an order takes as long as the microbatches are many, so they have to be there.
-        # Which of a few are missing is for the checker to say.
-        if len(order) < num_microbatches:
-            raise PlanFileError(
-                f"schedule[{stage}]: has {len(order)} blocks for {num_microbatches}"
-                " microbatches; each runs once forward and once backward"
-            )
-    return codes
-
-
-class _BlockCodes(dict[str, int]):
-    """The code of each block by its text."""
-
-    def __missing__(self, text: str) -> int:
-        match = BLOCK_TEXT.fullmatch(text)
-        if not match:
-            raise PlanFileError(f"{excerpt(text)} is no block; write F0 or B0")
-        microbatch = int(match[2])
-        code = self[text] = microbatch if match[1] == "F" else -1 - microbatch
-        return code
-
-
-def _parse_order(order: Any, path: str, code_of: _BlockCodes) -> list[int]:
-    if not isinstance(order, list):
-        raise PlanFileError(f"{path}: is not a list; give the order of the stage's blocks")
-    codes = []
-    for position, text in enumerate(order):
-        if not isinstance(text, str):
-            raise PlanFileError(f"{path}[{position}]: {excerpt(text)} is not text; write F0 or B0")
-        try:
-            codes.append(code_of[text])
-        except PlanFileError as problem:
-            raise PlanFileError(f"{path}[{position}]: {problem}") from None
-    return codes
-
-
-def _parse_predicted(file: _PredictedFile) -> Prediction:
+def _parse_predicted(file: PredictedFile) -> Prediction:
     bound = None
     try:
         if file.lower_bound_ms is not None and file.bound_scope is not None:

@@ -48,7 +48,7 @@ def read_document(path: str | Path, error: type[InputError], *, pack_schedule: b
         elif str(path) == STANDARD_STREAM:
             document = _parse_either(data, pack_schedule)
         else:
-            document = parse_json(data, pack_schedule=pack_schedule)
+            document = _parse_named_json(path, data, pack_schedule)
         _require_depth(document)
         return document
     except UnicodeError as problem:
@@ -88,6 +88,26 @@ def _read_bytes(path: str | Path, limit: int) -> bytes:
     if stream is None:
         raise OSError(os.strerror(9))
     return stream.read(limit)
+
+
+def _parse_named_json(path: str | Path, data: bytes, pack_schedule: bool) -> Any:
+    """What the bytes say as JSON; YAML under another name is refused with the remedy."""
+    try:
+        return parse_json(data, pack_schedule=pack_schedule)
+    except NotJson as problem:
+        if len(data) <= MAX_YAML_BYTES and _is_our_yaml(data):
+            raise InputError(
+                f"is YAML, not JSON; rename it to {Path(path).with_suffix('.yaml').name}"
+            ) from None
+        raise problem
+
+
+def _is_our_yaml(data: bytes) -> bool:
+    try:
+        document = parse_yaml(data)
+    except (InputError, UnicodeError):
+        return False
+    return isinstance(document, dict) and "format" in document
 
 
 def _parse_either(data: bytes, pack_schedule: bool) -> Any:

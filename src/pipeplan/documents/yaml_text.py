@@ -43,8 +43,17 @@ def parse_yaml(data: bytes) -> Any:
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and _is_tabbed(data, mark.line):
+            _refuse(f"line {mark.line + 1} is indented with a tab; YAML wants spaces")
         _refuse(f"is not YAML: {getattr(problem, 'problem', None) or 'syntax error'}{where}")
     return builder.entries[0] if builder.entries else None
+
+
+def _is_tabbed(data: bytes, number: int) -> bool:
+    """Whether the indentation of that line has a tab."""
+    lines = data.split(b"\n")
+    line = lines[number] if number < len(lines) else b""
+    return b"\t" in line[: len(line) - len(line.lstrip())]
 
 
 class _YamlBuilder:

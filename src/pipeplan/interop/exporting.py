@@ -35,6 +35,8 @@ class Format:
     """The orders that the program can run, for the nearest plan."""
     takes_map: bool = False
     """Whether it needs to know what the layers are."""
+    takes_groups: bool = False
+    """Whether it can express several stages a device, and I and W."""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -44,7 +46,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "megatron": Format(export=export_megatron, rules=("1f1b",), takes_map=True),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
         "grid-plan": Format(export=export_grid_plan),
-        "csv": Format(export=export_timeline_csv),
+        "csv": Format(export=export_timeline_csv, takes_groups=True),
         "chakra": Format(export=export_chakra),
     }
 )
@@ -64,6 +66,11 @@ def export_plan(
     if settings.layer_map and not chosen.takes_map:
         raise InputError(f"map: does not apply to {target}; leave it out")
     replayed = replay_plan(plan)
+    if plan.uses_families and not chosen.takes_groups:
+        raise CannotExport(
+            f"{target}: cannot express several stages a device, backwards cut in two, gradient"
+            " buckets or a sharded optimizer; plan with one stage a device and whole backwards"
+        )
     try:
         done = _with_memory_note(chosen.export(replayed, settings), replayed)
         return replace(done, notes=(*done.notes, *replayed.warnings))

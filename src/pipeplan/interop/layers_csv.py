@@ -6,6 +6,8 @@
     embed,0.4,0.8,4194304,131072000
 """
 
+from typing import Any
+
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError, ProfileError
 from pipeplan.interop.imported import Imported, ImportSettings
@@ -51,7 +53,7 @@ def _layer(header: list[str], cells: list[str], where: str) -> LayerProfile:
     if len(cells) != len(header):
         raise InputError(f"{where}: has {len(cells)} cells for {len(header)} columns")
     given = dict(zip(header, cells, strict=True))
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for column in header:
         if column == "name" or (column in OPTIONAL and not given[column]):
             continue

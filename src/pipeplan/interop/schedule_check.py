@@ -112,7 +112,7 @@ def _require_complete(order: Sequence[Block], stage: int, num_microbatches: int)
         if block.kind is Kind.BACKWARD and (Kind.FORWARD, block.microbatch) not in seen:
             raise ScheduleError(f"stage {stage}: {block} stands before its forward")
         seen.add(key)
-    for kind in Kind:
+    for kind in (Kind.FORWARD, Kind.BACKWARD):
         for microbatch in range(num_microbatches):
             if (kind, microbatch) not in seen:
                 missing = Block(kind, stage, microbatch)

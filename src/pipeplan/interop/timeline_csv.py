@@ -5,13 +5,18 @@ import io
 from collections.abc import Iterator
 
 from pipeplan.interop.exported import Exported, ExportSettings
-from pipeplan.pipeline import Kind, Plan, Timeline
+from pipeplan.pipeline import GroupTimeline, Kind, Plan, Timeline
 from pipeplan.replaying import Replayed
 
 __all__ = ["export_timeline_csv"]
 
 HEADER = ("what", "stage", "to_stage", "microbatch", "devices", "start_ms", "end_ms")
-WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+WORDS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRADIENT: "input gradient",
+    Kind.WEIGHT_GRADIENT: "weight gradient",
+}
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """A cell that begins with one of these is a formula to spreadsheets."""
 
@@ -31,7 +36,7 @@ def export_timeline_csv(replayed: Replayed, settings: ExportSettings) -> Exporte
 Row = tuple[str, int, int | str, int | str, str, float, float]
 
 
-def _rows(plan: Plan, timeline: Timeline) -> Iterator[Row]:
+def _rows(plan: Plan, timeline: Timeline | GroupTimeline) -> Iterator[Row]:
     place: tuple[int, int | str, int | str, str]
     devices = [_cell(plan, stage) for stage in range(len(plan.stages))]
     for blocks in timeline.blocks:

@@ -24,12 +24,13 @@ from pipeplan.errors import (
     PlanningInterrupted,
     ProfileError,
 )
+from pipeplan.measured_times import times_of_layer
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import make_problem
 from pipeplan.planning.door import plan as make_plan
 from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms
-from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.profile import LayerProfile, ModelProfile, TimesAt
 from pipeplan.validation import COUNT, MAX_BLOCKS, MICROBATCHES, require_count
 
 __all__ = ["plan_global_batch", "scaled_model"]
@@ -44,7 +45,10 @@ MICROBATCHES_A_DEVICE = 4
 
 
 def scaled_model(model: ModelProfile, microbatch_size: int) -> ModelProfile:
-    """The profile for another microbatch size: all but the parameters grows in proportion."""
+    """The profile for another microbatch size: all but the parameters grows in proportion.
+
+    Where a layer was measured at several sizes, its times follow these measurements.
+    """
     require_count(InputError, "microbatch_size", microbatch_size, COUNT)
     if microbatch_size == model.microbatch_size:
         return model
@@ -54,7 +58,10 @@ def scaled_model(model: ModelProfile, microbatch_size: int) -> ModelProfile:
             model,
             microbatch_size=microbatch_size,
             input_bytes=model.input_bytes * factor,
-            layers=tuple(_scaled_layer(layer, factor) for layer in model.layers),
+            layers=tuple(
+                _scaled_layer(layer, factor, model.microbatch_size, microbatch_size)
+                for layer in model.layers
+            ),
         )
     except ProfileError as problem:
         raise InputError(
@@ -62,16 +69,27 @@ def scaled_model(model: ModelProfile, microbatch_size: int) -> ModelProfile:
         ) from None
 
 
-def _scaled_layer(layer: LayerProfile, factor: float) -> LayerProfile:
-    weight_grad_ms = layer.weight_grad_ms
+def _scaled_layer(layer: LayerProfile, factor: float, old: int, new: int) -> LayerProfile:
+    weight_grad_ms = None if layer.weight_grad_ms is None else layer.weight_grad_ms * factor
+    forward_ms, backward_ms, at = layer.forward_ms * factor, layer.backward_ms * factor, layer.at
+    if at:
+        forward_ms, backward_ms = times_of_layer(layer, old, new)
+        own = TimesAt(
+            microbatch_size=old, forward_ms=layer.forward_ms, backward_ms=layer.backward_ms
+        )
+        at = tuple(times for times in (*at, own) if times.microbatch_size != new)
+        if weight_grad_ms is not None:
+            weight_grad_ms = min(weight_grad_ms, backward_ms)
     return replace(
         layer,
-        forward_ms=layer.forward_ms * factor,
-        backward_ms=layer.backward_ms * factor,
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
+        at=at,
         output_bytes=layer.output_bytes * factor,
         gradient_bytes=layer.gradient_bytes * factor,
         activation_bytes=layer.activation_bytes * factor,
-        weight_grad_ms=None if weight_grad_ms is None else weight_grad_ms * factor,
+        weight_grad_ms=weight_grad_ms,
+        weight_grad_bytes=layer.weight_grad_bytes * factor,
     )
 
 
@@ -212,7 +230,7 @@ class _Search:
         except (InputError, InfeasibleError):
             return False
         bound_ms = relaxed_bound_ms(
-            problem.kernel_instance(), buckets, best_ms, problem.num_threads
+            problem.kernel_instance(least_times=True), buckets, best_ms, problem.num_threads
         )
         return bound_ms >= best_ms * NO_BETTER
 

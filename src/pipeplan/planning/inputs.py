@@ -16,6 +16,9 @@ from pipeplan.profile import ModelProfile
 __all__ = ["input_files", "resolve_beside", "resolve_cluster", "resolve_model"]
 
 
+FILE_SUFFIXES = (".json", ".yaml", ".yml")
+
+
 def input_files(model: str, cluster: str) -> dict[str, str]:
     """The names that are files, not names of the zoo, as help texts call them: MODEL, CLUSTER."""
     names = {"MODEL": (model, zoo.MODEL_NAMES), "CLUSTER": (cluster, zoo.CLUSTER_NAMES)}
@@ -76,9 +79,14 @@ def resolve_beside(
 
 
 def _require_file(name: str, kind: str, known: Iterable[str]) -> None:
-    if name != STANDARD_STREAM and not _exists(Path(name)):
+    if name != STANDARD_STREAM and not _looks_like_path(name) and not _exists(Path(name)):
         near = nearest(name, known)
         raise InputError(f"{kind}: {excerpt(name)} is neither a file nor in the zoo{near}")
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether only a file can be meant; if it is missing, the reader says so."""
+    return "/" in name or "\\" in name or Path(name).suffix.lower() in FILE_SUFFIXES
 
 
 def _exists(path: Path) -> bool:

@@ -27,6 +27,8 @@ class Limits:
     """Whether each device takes whole samples of a microbatch."""
     recompute: bool = True
     """Whether a planner may recompute activations where memory is short."""
+    shares: bool = True
+    """Whether a planner may give devices of different speed different shares."""
     no_cut_after: frozenset[int] = frozenset()
     """Layers that share a stage with the layer behind them."""
     min_stages: int = 1

@@ -47,6 +47,11 @@ class Problem:
         has_limits = any(device.memory_gb is not None for device in self.cluster.devices)
         return self.limits.memory and has_limits
 
+    @property
+    def any_shares(self) -> bool:
+        """Whether shares may follow speed, so that bounds have to speak of all shares."""
+        return self.limits.shares and len(set(self.cost.speed_D.tolist())) > 1
+
     def within_samples(self) -> "Problem":
         """The same problem; no stage may have more devices than the limits allow."""
         if not self.limits.whole_samples:
@@ -54,8 +59,13 @@ class Problem:
         most = min(self.cost.max_replicas, self.model.microbatch_size)
         return replace(self, cost=self.cost.with_max_replicas(most))
 
-    def kernel_instance(self, *, memory_factor: float = 1.0) -> _core.Instance:
+    def kernel_instance(
+        self, *, memory_factor: float = 1.0, least_times: bool = False
+    ) -> _core.Instance:
         """The problem as planning kernels read it, limits included.
+
+        Bounds need `least_times`, where times were measured at several microbatch sizes: they
+        count with times in proportion to the samples that are nowhere above.
 
         Layers that share a stage and devices that stay unused are not among its limits: problems
         with these are made smaller before they are planned (`planner/reduction.py`).
@@ -69,7 +79,8 @@ class Problem:
                 else device.memory_gb * BYTES_IN_GB * memory_factor
                 for device in self.cluster.devices
             ]
-        return self.cost.kernel_instance(
+        cost = self.cost.with_least_times() if least_times else self.cost
+        return cost.kernel_instance(
             self.num_microbatches,
             _core.PlanLimits(
                 whole_samples=limits.whole_samples,
@@ -81,8 +92,13 @@ class Problem:
                 max_stages=self._max_stages,
                 first_device=-1 if limits.first_on is None else limits.first_on,
                 last_device=-1 if limits.last_on is None else limits.last_on,
+                any_shares=self.any_shares,
             ),
         )
+
+    def bound_instance(self, instance: _core.Instance) -> _core.Instance:
+        """The instance itself; where times were measured at several sizes, one of least times."""
+        return instance if self.cost.measured is None else self.kernel_instance(least_times=True)
 
     @property
     def _max_stages(self) -> int:

@@ -1,14 +1,15 @@
 """Every planner by its name: ours, the published ones, and those of other packages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pipeplan.errors import InputError
 from pipeplan.planning.baselines import BASELINES
-from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
 from pipeplan.planning.planner.spp import plan_spp
+from pipeplan.planning.planner.unshared import plan_knowing_links
 from pipeplan.planning.problem import Draft, Planner, Problem
 from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
@@ -29,9 +30,12 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 
 def _plan_best_from_published(problem: Problem) -> Draft:
+    return plan_knowing_links(problem, plan_best_shares, _published_plans)
+
+
+def _published_plans(problem: Problem) -> Iterator[Draft]:
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
-    starts = BASELINES if names is None else names
-    return plan_best(problem, (BASELINES[name](problem) for name in starts))
+    return (BASELINES[name](problem) for name in (BASELINES if names is None else names))
 
 
 PLANNERS: dict[str, Planner] = {

@@ -1,6 +1,7 @@
 """The cluster as SVG for the page: devices in the colour of their stage, links by bandwidth.
 
-Links have the colour of their bandwidth and are as wide as they are busy.
+Links have the colour of their bandwidth and are as wide as they are busy. A host whose devices
+share links has a bar for each direction, filled as far as that is busy.
 """
 
 import math
@@ -11,6 +12,7 @@ from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.cluster_layout import HEIGHT, WIDTH, Box, lay_out
 from pipeplan.report.colours import BANDWIDTH_COLOURS, stage_colour
 from pipeplan.report.elements import Markup, element, join
+from pipeplan.report.names import short_text
 from pipeplan.report.units import humanise_bytes
 
 __all__ = ["cluster_svg"]
@@ -38,6 +40,7 @@ def cluster_svg(analysis: PlanAnalysis) -> Markup:
     parts += [_curve(link, layout.hosts, scale) for link in by_use]
     if not layout.only_hosts:
         parts += [join(_host(box)) for box in layout.hosts]
+        parts += [join(_card(analysis, host, box)) for host, box in enumerate(layout.hosts)]
         parts += [_curve(link, layout.nodes, scale) for link in inside]
     parts += [_node(node) for node in layout.nodes]
     picture = element(
@@ -103,6 +106,28 @@ def _host(box: Box) -> Iterator[Markup]:
     )
     name_y = box.y + (box.height / 2 + 15 if below else -box.height / 2 - 6)
     yield element("text", box.caption, class_="host-name", x=box.x, y=name_y)
+
+
+def _card(analysis: PlanAnalysis, host: int, box: Box) -> Iterator[Markup]:
+    """The shared link of a host's devices: a bar for each direction, filled as it is busy."""
+    mine = frozenset(d for d, its_host in enumerate(analysis.host_of) if its_host == host)
+    links = [link for link in analysis.shared_use.links if link.devices == mine]
+    # On the side that looks to the other hosts.
+    above = box.y > HEIGHT / 2 + 20
+    for position, link in enumerate(links[:2]):
+        width = box.width - 12
+        y = box.y + (-box.height / 2 - 7 if above else box.height / 2 + 2) + 4 * position
+        title = (
+            f"{short_text(link.name, 60)} ({link.direction}): {link.gb_per_s:.3g} GB/s,"
+            f" {100 * link.busy:.1f} % busy, {100 * link.full:.1f} % of the time full"
+        )
+        x = box.x - width / 2
+        yield element(
+            "g",
+            element("title", title),
+            element("rect", class_="card", x=x, y=y, width=width, height=3),
+            element("rect", class_="card-used", x=x, y=y, width=width * link.busy, height=3),
+        )
 
 
 def _faint_links(analysis: PlanAnalysis, boxes: list[Box]) -> list[Markup]:

@@ -29,6 +29,7 @@ from pipeplan.report.names import short_text
 from pipeplan.report.page_beside import SideBySide, side_by_side
 from pipeplan.report.page_comparison import comparison_table
 from pipeplan.report.page_data import summary_note, timeline_data
+from pipeplan.report.shared_link_picture import shared_links_rows
 from pipeplan.report.templating import as_script, own_file, render
 
 __all__ = ["render_report", "write_report"]
@@ -108,6 +109,8 @@ def render_report(
         beside_words="" if beside is None else short_text(beside.words, 600),
         memory_label=page_content.memory_label(analysis),
         cluster_graph=cluster_svg(analysis),
+        shared_links=shared_links_rows(analysis),
+        is_sharing=bool(analysis.shared_use.slowed),
         comparison=comparison_table(comparison) if comparison else None,
         footer=page_content.footer(plan),
         data=timeline_data(analysis),

@@ -10,9 +10,17 @@ from pipeplan.report.names import short_text
 from pipeplan.report.timeline_picture import timeline_svg
 from pipeplan.report.units import humanise_gb, humanise_ms, percent
 
-__all__ = ["Beside", "SideBySide", "side_by_side"]
+__all__ = ["Beside", "MeasuredPlan", "SideBySide", "side_by_side"]
 
 WIDTH = 1180
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPlan:
+    """A plan with the times of a run instead of its own."""
+
+    analysis: PlanAnalysis
+    facts: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +29,7 @@ class SideBySide:
 
     heading: str
     words: str
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, Plan | MeasuredPlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +44,27 @@ class Beside:
 
 def side_by_side(shown: SideBySide) -> list[Beside]:
     """The plans with their timelines, all as long as the longest iteration."""
-    analyses = {title: analyse(plan) for title, plan in shown.plans.items()}
+    analyses = {
+        title: plan.analysis if isinstance(plan, MeasuredPlan) else analyse(plan)
+        for title, plan in shown.plans.items()
+    }
     longest_ms = max(analysis.iteration_ms for analysis in analyses.values())
     last = list(analyses)[-1]
     return [
         Beside(
             title=short_text(title, 60),
             iteration=humanise_ms(analysis.iteration_ms),
-            facts=_facts(analysis),
+            facts=_facts_of(shown.plans[title], analysis),
             picture=timeline_svg(
                 analysis, WIDTH, title=False, legend=title == last, span_ms=longest_ms
             ),
         )
         for title, analysis in analyses.items()
     ]
+
+
+def _facts_of(plan: Plan | MeasuredPlan, analysis: PlanAnalysis) -> str:
+    return plan.facts if isinstance(plan, MeasuredPlan) else _facts(analysis)
 
 
 def _facts(analysis: PlanAnalysis) -> str:

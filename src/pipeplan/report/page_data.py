@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
+from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.analysis.summary import summarise
 from pipeplan.report.colours import stage_colour
 from pipeplan.report.trace import MAX_EVENTS, count_events
@@ -39,7 +40,10 @@ def summary_note(analysis: PlanAnalysis) -> str:
 
 
 def timeline_data(analysis: PlanAnalysis) -> dict[str, Any]:
-    """Everything that the script draws; the ends of items follow from their starts."""
+    """Everything that the script draws.
+
+    The ends of items follow from their starts, but for transfers that share links.
+    """
     plan = analysis.plan
     file_name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{plan.model.name[:80]}-{plan.cluster.name[:80]}")
     data = {
@@ -69,6 +73,33 @@ def _item_data(analysis: PlanAnalysis) -> dict[str, Any]:
         "sent": _base64(sent, "<i4"),
         "transfer_start_ms": _base64(run.transfer_start_ms_C2M, "<f8"),
         "waits": _base64(analysis.waited_for, "<i4"),
+        "sharing": _sharing_data(analysis) if analysis.costs.flows is not None else None,
+    }
+
+
+def _sharing_data(analysis: PlanAnalysis) -> dict[str, Any]:
+    """Transfers that share links have lengths of their own, and some slow each other."""
+    items, use = analysis.items, analysis.shared_use
+    slowed = sorted(use.slowed.items())
+    return {
+        "transfer_end_ms": _base64(
+            items.end_ms_N[items.first_transfer : items.first_all_reduce], "<f8"
+        ),
+        "links": [f"{link.name} ({link.direction})" for link in use.links],
+        "slowed": _base64(np.array([number for number, _ in slowed]), "<i4"),
+        "cluster_devices": analysis.plan.cluster.num_devices,
+        "busiest": [
+            {
+                "name": f"{link.name} ({link.direction})",
+                "gb_per_s": link.gb_per_s,
+                "times_ms": _base64(link.times_ms, "<f8"),
+                "used": _base64(link.used, "<f8"),
+            }
+            for link in use.busiest(MAX_USE_CHANGES)
+        ],
+        "by": _base64(np.array([found.by for _, found in slowed]), "<i4"),
+        "on": _base64(np.array([found.link for _, found in slowed]), "<i4"),
+        "more_ms": _base64(np.array([found.more_ms for _, found in slowed]), "<f8"),
     }
 
 

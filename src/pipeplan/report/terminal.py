@@ -79,7 +79,7 @@ def _peak(analysis: PlanAnalysis) -> str:
 
 
 def _stage_table(analysis: PlanAnalysis) -> Table:
-    plan, costs = analysis.plan, analysis.costs
+    plan, costs = analysis.plan, analysis.shown_costs
     has_speeds = analysis.has_speeds
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
@@ -117,7 +117,7 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
 
 def _reduce(analysis: PlanAnalysis, index: int) -> str:
     is_replicated = analysis.plan.stages[index].num_replicas > 1
-    return _ms(analysis.costs.all_reduce_ms_S[index]) if is_replicated else ""
+    return _ms(analysis.shown_costs.all_reduce_ms_S[index]) if is_replicated else ""
 
 
 def _speeds(plan: Plan, stage: Stage) -> str:
@@ -163,6 +163,8 @@ def _batch_note(plan: Plan) -> str:
     batch = f"global batch {plan.microbatches * size}: {plan.microbatches} microbatches of {size}"
     if profiled == size or not isinstance(profiled, int):
         return f"{batch}, as profiled"
+    if any(layer.at for layer in plan.model.layers):
+        return f"{batch}; times as measured at several sizes, bytes scaled linearly from {profiled}"
     return f"{batch}; times and bytes scaled linearly from the profile's {profiled}"
 
 

@@ -2,7 +2,7 @@
 
 A process is a device. Its tracks are compute, what it sends and receives in each direction, and the
 all-reduce, so that slices on one track never overlap. Each microbatch is a flow through the stages
-and back; memory is a counter.
+and back; memory is a counter. Shared links are one more process, with a counter for each direction.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
+from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.trace_events import (
     Counter,
     Event,
@@ -77,7 +78,8 @@ def count_events(plan: Plan) -> int:
     num_devices = sum(replicas)
     inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
     per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices
-    return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices
+    on_links = MAX_USE_CHANGES if plan.cluster.links else 0
+    return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices + on_links
 
 
 def trace_document(analysis: PlanAnalysis) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def _events(analysis: PlanAnalysis) -> Iterator[Event]:
     yield from _all_reduces(analysis)
     yield from _flows(analysis)
     yield from _memory(analysis)
+    yield from _shared_links(analysis)
 
 
 def _names(analysis: PlanAnalysis) -> Iterator[Metadata]:
@@ -118,6 +121,7 @@ def _blocks(analysis: PlanAnalysis) -> Iterator[Slice]:
         args = {
             "microbatch": microbatch,
             "waited_for": "nothing" if waited == NOTHING else items.name_of(waited),
+            **_slowed(analysis, waited),
         }
         devices = analysis.plan.stages[stage].devices
         for device, pace in zip(devices, analysis.device_paces[stage], strict=True):
@@ -133,6 +137,7 @@ def _transfers(analysis: PlanAnalysis) -> Iterator[Slice]:
         args = {
             "microbatch": microbatch,
             "waited_for": items.name_of(int(analysis.waited_for[number])),
+            **_slowed(analysis, number),
         }
         for side, track in enumerate(TRANSFER_TRACKS[kind]):
             for device in analysis.plan.stages[channel + side].devices:
@@ -143,7 +148,8 @@ def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
     for index, stage in enumerate(analysis.plan.stages):
         item = analysis.items[analysis.items.first_all_reduce + index]
         if stage.num_replicas > 1:
-            args = {"replicas": stage.num_replicas}
+            number = analysis.items.first_all_reduce + index
+            args = {"replicas": stage.num_replicas, **_slowed(analysis, number)}
             for device in stage.devices:
                 yield make_slice(
                     "all-reduce",
@@ -154,6 +160,19 @@ def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
                     item.end_ms,
                     args,
                 )
+
+
+def _slowed(analysis: PlanAnalysis, number: int) -> dict[str, Any]:
+    """What slowed a transfer or an all-reduce on a shared link, if something did."""
+    found = analysis.shared_use.slowed.get(number)
+    if found is None:
+        return {}
+    link = analysis.shared_use.links[found.link]
+    return {
+        "slowed_by": analysis.items.name_of(found.by),
+        "slowed_on": f"{link.name} ({link.direction})",
+        "slowed_ms": found.more_ms,
+    }
 
 
 def _flows(analysis: PlanAnalysis) -> Iterator[FlowStart | FlowStep | FlowEnd]:
@@ -184,3 +203,16 @@ def _memory(analysis: PlanAnalysis) -> Iterator[Counter]:
             for at_us, in_flight in settled:
                 held_gb = base_gb + in_flight * per_microbatch_gb
                 yield Counter("memory", device, at_us, {"GB": held_gb})
+
+
+def _shared_links(analysis: PlanAnalysis) -> Iterator[Metadata | Counter]:
+    """A process for all shared links: for each direction of each the GB/s in use."""
+    links = analysis.shared_use.busiest(MAX_USE_CHANGES)
+    if not links:
+        return
+    process = analysis.plan.cluster.num_devices
+    yield from name_process(process, "shared links", process)
+    for link in links:
+        name = f"{link.name} ({link.direction})"
+        for ms, used in zip(link.times_ms.tolist(), link.used.tolist(), strict=True):
+            yield Counter(name, process, to_us(ms), {"GB/s": used * link.gb_per_s})

@@ -1,10 +1,10 @@
 """Agrees, at the start of a step, on the batch: its rows, its shapes and its values.
 
 The first rank of the first stage tells what it was given: the number of the step and its mode
-(with an update or without, or evaluation), rows, key of the shapes, fingerprints of batch and
-targets. The notice goes down the tree of all ranks (`rank_tree`), ahead of the data. So it costs no
-time: a rank behind waits for data anyway. Each rank compares the notice with what it was given
-itself, and passes it on. A rank that was given None takes the notice's word.
+(with an update or without, or evaluation), rows, key of the shapes, fingerprints of batch, targets
+and the optimizer's options. The notice goes down the tree of all ranks (`rank_tree`), ahead of the
+data. So it costs no time: a rank behind waits for data anyway. Each rank compares the notice with
+what it was given itself, and passes it on. A rank that was given None takes the notice's word.
 
 Targets that the first rank does not have are compared among the ranks of the last stage.
 """
@@ -12,7 +12,7 @@ Targets that the first rank does not have are compared among the ranks of the la
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,8 +51,7 @@ class Agreed:
     """Stands for the shapes of the batch, and for evaluation or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Notice:
+class _Notice(NamedTuple):
     """What a rank says of its batch; -1 for a fingerprint of None."""
 
     step: int
@@ -61,6 +60,8 @@ class _Notice:
     key: int
     batch: int
     targets: int
+    options: int
+    """Of the optimizer; -1 if they are not compared."""
 
 
 class BatchAgreement:
@@ -84,9 +85,17 @@ class BatchAgreement:
         self._pending: list[tuple[torch.Tensor, dist.Work]] = []
 
     def agree(
-        self, batch: Any, targets: Any, mode: Mode, step: int, transport: Transport
+        self,
+        batch: Any,
+        targets: Any,
+        mode: Mode,
+        step: int,
+        transport: Transport,
+        options: int = -1,
     ) -> Agreed:
         """What all ranks know of this step's batch.
+
+        `options` stand for the optimizer's options, if they are the same on all ranks.
 
         Raises:
             RuntimeMismatchError: this rank was given something else than the first one.
@@ -94,7 +103,7 @@ class BatchAgreement:
         for _, work in self._pending:  # the step before has ended, so they have arrived
             work.wait()
         self._pending.clear()
-        own = self._describe(batch, targets, mode, step)
+        own = self._describe(batch, targets, mode, step, options)
         notice = own
         if self._tree.parent is not None:
             notice = self._receive(self._tree.parent, TAG, transport)
@@ -104,7 +113,7 @@ class BatchAgreement:
         self._compare_targets(own, notice, transport)
         return Agreed(mode=mode, rows=notice.rows, key=notice.key)
 
-    def _describe(self, batch: Any, targets: Any, mode: Mode, step: int) -> _Notice:
+    def _describe(self, batch: Any, targets: Any, mode: Mode, step: int, options: int) -> _Notice:
         rows = num_rows(batch, "batch") if batch is not None else 0
         prefix = f"{mode is Mode.EVALUATION}/{rows}"
         return _Notice(
@@ -114,6 +123,7 @@ class BatchAgreement:
             key=shape_key(batch, prefix) if batch is not None else 0,
             batch=self._fingerprint(batch, step),
             targets=self._fingerprint(targets, step),
+            options=options,
         )
 
     def _fingerprint(self, value: Any, step: int) -> int:
@@ -143,6 +153,12 @@ class BatchAgreement:
                 raise RuntimeMismatchError(
                     f"{name}: rank {self._rank} has other values than {first}; {REMEDY}"
                 )
+        if own.options != notice.options:
+            raise RuntimeMismatchError(
+                f"optimizer: rank {self._rank} has other options than {first}, such as another"
+                " learning rate; step schedulers and set options on every rank, or give"
+                " scheduler_fn or param_groups_fn"
+            )
 
     def _compare_targets(self, own: _Notice, notice: _Notice, transport: Transport) -> None:
         """Compare targets among the ranks of the last stage, if the first rank has none."""
@@ -159,16 +175,13 @@ class BatchAgreement:
                 )
 
     def _send(self, notice: _Notice, rank: int, tag: int, transport: Transport) -> None:
-        numbers = torch.tensor(
-            [notice.step, notice.mode, notice.rows, notice.key, notice.batch, notice.targets]
-        )
+        numbers = torch.tensor(notice)
         self._pending.append((numbers, transport.send_header(numbers, rank, tag)))
 
     def _receive(self, rank: int, tag: int, transport: Transport) -> _Notice:
-        numbers = torch.empty(6, dtype=torch.int64)
+        numbers = torch.empty(len(_Notice._fields), dtype=torch.int64)
         transport.receive_header(numbers, rank, tag).wait()
-        step, mode, rows, key, batch, targets = numbers.tolist()
-        return _Notice(step=step, mode=mode, rows=rows, key=key, batch=batch, targets=targets)
+        return _Notice(*numbers.tolist())
 
 
 def _where(notice: _Notice) -> str:

@@ -23,15 +23,14 @@ from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
-from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
+from pipeplan.runtime.stage_inputs import cloned, entered
+from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["StageRunner"]
 
 NOTHING = contextlib.nullcontext()
-SMALL_BYTES = 65_536
-"""Smaller tensors are copied where a larger one would share its memory."""
 
 
 @dataclass(slots=True)
@@ -276,20 +275,20 @@ class StageRunner:
         Layers may change their inputs in place. With recomputation they then get copies.
         """
         if self._clones_inputs:
-            return self._run_on(_cloned(carried), _cloned(call[:2]), seed)
+            return self._run_on(cloned(carried), cloned(call[:2]), seed)
         if self._recompute and not self._runs_again:
             return self._run_and_compare(carried, call, seed)
-        return self._run_on(_entered(carried), call, seed)
+        return self._run_on(entered(carried), call, seed)
 
     def _run_and_compare(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         """Run, and notice inputs that change in place; recomputation needs them unchanged."""
         tensors = [*carried, *tensors_in(call[1])]
-        entered = _entered(carried)
-        watched = [*entered, *tensors[len(carried) :]]
+        inside = entered(carried)
+        watched = [*inside, *tensors[len(carried) :]]
         versions = [count_changes(tensor) for tensor in watched]
         backups = None if self._is_checked else [tensor.detach().clone() for tensor in tensors]
         self._is_checked = True
-        output = self._run_on(entered, call, seed)
+        output = self._run_on(inside, call, seed)
         if [count_changes(tensor) for tensor in watched] == versions:
             return output
         if backups is None:
@@ -347,44 +346,9 @@ class StageRunner:
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
 
 
-class _Entrance(torch.autograd.Function):
-    """Gives layers a tensor that is no leaf, as in the whole model; they may work on it in place.
-
-    It shares the memory of the leaf, but not its count of changes.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values."""
-        return tensor.data
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The same gradient."""
-        return gradients[0]
-
-
 def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:
     return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
 
 
 def _known_roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
     return [root for root in _roots(tensors) if root is not None]
-
-
-def _entered(carried: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors as layers get them. A copy of a small one is cheaper than an entrance."""
-    if not torch.is_grad_enabled():
-        return carried
-    return [_enter(tensor) if tensor.requires_grad else tensor for tensor in carried]
-
-
-def _enter(leaf: torch.Tensor) -> torch.Tensor:
-    if leaf.nbytes <= SMALL_BYTES:
-        return leaf.clone()
-    entered: torch.Tensor = _Entrance.apply(leaf)  # type: ignore[no-untyped-call]
-    return entered
-
-
-def _cloned(value: Any) -> Any:
-    return map_tensors(value, lambda tensor: tensor.clone())

@@ -17,10 +17,12 @@ that is seen, all-reduces start after the last backward only. The first backward
 
 Each bucket ends with one count for each parameter: on how many ranks it got a gradient. A parameter
 that got none anywhere stays without a gradient, as in ordinary training. The optimizer skips it.
+In front of the counts there is a sample of one parameter's values, another one in each step. Ranks
+that hold a parameter hold the same values, unless somebody has changed them on some ranks only.
 
 Reference:
     Li et al. 2020, "PyTorch Distributed", VLDB 13, section 3.2.3: buckets and their order.
-    Differs: the counts are part of the bucket, instead of a separate all-reduce.
+    Differs: counts and sample are part of the bucket, instead of a separate all-reduce.
 """
 
 from collections.abc import Sequence
@@ -36,6 +38,10 @@ from pipeplan.errors import RuntimeMismatchError
 __all__ = ["GradientReducer", "Reduction"]
 
 BUCKET_BYTES = 25e6
+MOST_VALUES = 1024
+"""In the sample of a parameter's values."""
+DRIFT = 1e-3
+"""Replicas on devices of different kinds drift apart by rounding; this is much more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ class _Bucket:
     num_arrivals: list[int] = field(default_factory=list)
     """How often the gradient of each parameter has arrived in this step."""
     work: Any = None
+    sample: torch.Tensor | None = None
+    """The size of a few values of one parameter on this rank, in this step."""
 
 
 class GradientReducer:
@@ -77,7 +85,9 @@ class GradientReducer:
             bucket for reduction in reductions for bucket in _buckets(reduction, bucket_bytes)
         ]
         self._is_last = self._comes_in_parts = self._has_seen_backward = False
-        self._num_started = self._num_backwards = 0
+        self._num_started = self._num_backwards = self._num_sums = 0
+        self.starts_inside = True
+        """Whether full buckets start inside the last backward, or all of them behind it."""
         self.started_inside = 0
         """How many all-reduces the last step started inside its last backward."""
         self._hooks = [
@@ -112,22 +122,46 @@ class GradientReducer:
 
     def expect_last(self) -> None:
         """Say that the next backward is the last of this step: full buckets may start."""
-        self._is_last = not self._comes_in_parts
+        self._is_last = self.starts_inside and not self._comes_in_parts
 
-    def finish(self) -> None:
-        """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
-        self.started_inside = self._num_started
+    def start_rest(self) -> None:
+        """Start the all-reduces that the last backward has not started."""
         self._has_seen_backward = True
         while self._num_started < len(self._buckets):
             self._start_one()
+
+    def finish(self) -> None:
+        """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
+        self.start_rest()
         for bucket in self._buckets:
             bucket.work.wait()
             bucket.work = None
+            self._require_equal_values(bucket)
             num_parameters = len(bucket.parameters)
             if len(bucket.used) < num_parameters:
                 counts = bucket.flat[-num_parameters:].tolist()
                 for index, parameter in enumerate(bucket.parameters):
                     parameter.grad = bucket.views[index] if counts[index] else None
+        self._num_sums += 1
+
+    def _require_equal_values(self, bucket: _Bucket) -> None:
+        """Refuse a parameter that has other values on other ranks. A GPU is not waited for."""
+        if bucket.sample is None:
+            return
+        num_ranks, own = dist.get_world_size(bucket.group), float(bucket.sample)
+        mean = float(bucket.flat[-1 - len(bucket.parameters)]) / num_ranks
+        rounding = max(DRIFT, torch.finfo(bucket.flat.dtype).eps ** 0.5)
+        if abs(mean - own) > rounding * max(abs(own), abs(mean)):
+            shape = tuple(self._sampled(bucket).shape)
+            raise RuntimeMismatchError(
+                f"parameters: one of shape {shape} has other values on other replicas of its"
+                " stage; somebody has changed it on some ranks only: change it on all of them, or"
+                " use pipeline.load or load_weights"
+            )
+
+    def _sampled(self, bucket: _Bucket) -> nn.Parameter:
+        """The parameter whose values are compared in this step."""
+        return bucket.parameters[self._num_sums % len(bucket.parameters)]
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -153,6 +187,7 @@ class GradientReducer:
                     and self._buckets[self._num_started].num_missing <= 0
                 ):
                     self._start_one()
+                    self.started_inside += 1
 
         return arrived
 
@@ -179,6 +214,11 @@ class GradientReducer:
                 counts[index] = float(is_used)
                 if not is_used:
                     view.zero_()  # it holds what an earlier step left
+        if bucket.flat.device.type == "cpu" and bucket.flat.is_floating_point():
+            values = self._sampled(bucket).detach().reshape(-1)
+            stride = max(1, values.numel() // MOST_VALUES)
+            bucket.sample = values[self._num_sums % stride :: stride].norm()
+            bucket.flat[-1 - len(bucket.parameters)] = bucket.sample
         bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
 
@@ -203,7 +243,7 @@ def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
 def _bucket(parameters: list[nn.Parameter], group: Any) -> _Bucket:
     total = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(
-        total + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
+        total + 1 + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
     )
     views, start = [], 0
     for parameter in parameters:

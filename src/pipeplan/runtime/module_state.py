@@ -51,6 +51,20 @@ class _Saved:
             return True
         return any(not _have_equal_values(tensor, copy) for tensor, copy in self.values)
 
+    def changed_numbers(self) -> list[str]:
+        """The names of buffers and of numbers among the attributes that have other values now."""
+        copy_of = {id(tensor): copy for tensor, copy in self.values}
+        found = [
+            name
+            for name, buffer in _buffers(self.module).items()
+            if id(buffer) not in copy_of or not _have_equal_values(buffer, copy_of[id(buffer)])
+        ]
+        return found + [
+            name
+            for name, value in _attributes(self.module).items()
+            if isinstance(value, int | float) and not _are_equal(value, self.attributes.get(name))
+        ]
+
     def put_back(self) -> None:
         """Give the module this state."""
         attributes = vars(self.module)
@@ -131,6 +145,15 @@ class ModuleState:
     def changed(self) -> list[nn.Module]:
         """The modules that have another state now."""
         return [saved.module for saved in self._saved if saved.is_changed()]
+
+    def changed_numbers(self, model: nn.Module) -> list[str]:
+        """By their names in the model: buffers and numbers that have other values now."""
+        prefix_of = {id(module): f"{name}." * bool(name) for name, module in model.named_modules()}
+        return [
+            f"{prefix_of.get(id(saved.module), '')}{name}"
+            for saved in self._saved
+            for name in saved.changed_numbers()
+        ]
 
     def restrict(self, modules: Iterable[nn.Module]) -> None:
         """Forget the state of all other modules."""

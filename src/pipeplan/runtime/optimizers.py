@@ -4,12 +4,11 @@ Groups are decided by name on the whole model. So each rank has all groups, in t
 hold no parameter on this rank. A learning-rate scheduler then computes the same on every rank.
 """
 
-import copy
 import inspect
 import json
+import math
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +27,22 @@ from pipeplan.runtime.parameters import (
 
 __all__ = [
     "OptimizerFn",
+    "Options",
     "ParamGroupsFn",
     "ParameterGroups",
-    "make_optimizer",
+    "find_options",
+    "make_separate_optimizer",
     "plan_groups",
-    "require_separate_updates",
 ]
 
 OptimizerFn = Callable[[Any], torch.optim.Optimizer]
 """From parameters, or from groups of them, to an optimizer."""
 ParamGroupsFn = Callable[[str, nn.Parameter], Mapping[str, Any]]
 """From a parameter and its name to the options of its group, such as {"weight_decay": 0.0}."""
+Options = dict[str, dict[str, Any] | None]
+"""By the name of a parameter, the options of its group."""
+SHAPES = ((2, 3), (2, 2), (3, 1), (1, 4), (3, 3))
+"""The small parameters that tell whether an optimizer mixes its parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,69 +134,135 @@ def _made(optimizer_fn: OptimizerFn, params: list[Any]) -> torch.optim.Optimizer
     return optimizer
 
 
-def require_separate_updates(optimizer: torch.optim.Optimizer, *, num_stages: int) -> None:
-    """Refuse an optimizer that stages cannot have each for itself.
+def make_separate_optimizer(
+    optimizer_fn: OptimizerFn,
+    parameters: Mapping[str, nn.Parameter],
+    groups: ParameterGroups | None,
+    expected: Options | None,
+    *,
+    num_stages: int,
+) -> torch.optim.Optimizer:
+    """The same, if stages can have such an optimizer each for itself.
 
-    It must not need a closure, and it has to update each parameter by itself. A norm over all of
-    its parameters would be another one on each stage. Two small parameters tell: they step
-    together, and then each alone.
+    `expected` is what `find_options` gave for the whole model.
+
+    Raises:
+        RuntimeMismatchError: it needs a closure, or treats a parameter by what other parameters
+            there are. A stage has only its own.
     """
+    mixes = num_stages > 1 and _mixes_parameters(optimizer_fn, groups)
+    # Made last: a function that keeps its optimizer in a variable keeps this one.
+    optimizer = make_optimizer(optimizer_fn, parameters, groups)
+    kind = type(optimizer).__name__
     required = [
         name
         for name, argument in inspect.signature(optimizer.step).parameters.items()
         if argument.default is argument.empty
         and argument.kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
     ]
-    kind = type(optimizer).__name__
     if required:
         raise RuntimeMismatchError(
             f"optimizer_fn: {kind}.step needs {required[0]!r}, which computes the loss anew; a"
             " pipeline runs each step once: take an optimizer that steps without it"
         )
-    if num_stages == 1 or not optimizer.param_groups:
-        return
+    if expected is not None:
+        _require_options(_options_of(optimizer, parameters), expected)
+    if mixes:
+        raise RuntimeMismatchError(
+            f"optimizer_fn: {kind} updates a parameter by what other parameters have, such as a"
+            " norm over all of them or their number, but each stage has only its own; clip by"
+            " clip_norm, or take an optimizer that updates each parameter by itself"
+        )
+    return optimizer
+
+
+def find_options(
+    model: nn.Module, loss_fn: Any, optimizer_fn: OptimizerFn, groups: ParameterGroups | None
+) -> Options | None:
+    """What the optimizer of the whole model does with each parameter, by its first name.
+
+    None if it cannot be made.
+    """
+    loss_module = find_loss_module(model, loss_fn)
+    first = first_names(model, loss_module)
+    named = {
+        name: parameter
+        for name, parameter in all_parameters(model, loss_module)
+        if first[name] == name and parameter.requires_grad
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _options_of(make_optimizer(optimizer_fn, named, groups), named)
+    except Exception:
+        return None  # if it is wrong, so is that of the stage
+
+
+def _options_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> Options:
+    """The options of each parameter's group; None for one that the optimizer leaves out."""
+    found: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        found |= {id(parameter): options for parameter in group["params"]}
+    return {name: found.get(id(parameter)) for name, parameter in parameters.items()}
+
+
+def _require_options(found: Options, expected: Options) -> None:
+    """Refuse a function that decides by the position of parameters, or by their number."""
+    for name, options in found.items():
+        text = _tell_difference(options, expected.get(name))
+        if text is not None:
+            raise RuntimeMismatchError(
+                f"optimizer_fn: treats parameter {excerpt(name)} otherwise than if it gets all"
+                f" parameters of the model: {text}; it gets this rank's parameters alone, so it"
+                " must not decide by their position or number: use param_groups_fn, which decides"
+                " by name"
+            )
+
+
+def _tell_difference(here: dict[str, Any] | None, there: dict[str, Any] | None) -> str | None:
+    if here is None or there is None:
+        if here is there:
+            return None
+        return f"leaves it out {'on this rank' if here is None else 'there'} only"
+    for key, value in here.items():
+        if repr(value) != repr(there.get(key)):
+            return f"gives it {key}={value!r} on this rank and {there.get(key)!r} there"
+    return None
+
+
+def _mixes_parameters(optimizer_fn: OptimizerFn, groups: ParameterGroups | None) -> bool:
+    """Whether small parameters step otherwise together than each by itself, hooks included."""
+    every = range(len(SHAPES))
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            together, again = (_try_steps(optimizer, (0, 1), seed) for seed in (0, 1))
-            alone = [_try_steps(optimizer, (index,), 0)[0] for index in (0, 1)]
+            together, again = (_try_steps(optimizer_fn, groups, every, seed) for seed in (0, 1))
+            alone = [_try_steps(optimizer_fn, groups, (index,), 0)[0] for index in every]
         except Exception:
-            return  # it does not work with such parameters, so nothing can be said
+            return False  # it does not work with such parameters, so nothing can be said
     is_random = not all(map(torch.equal, together, again))
-    if not is_random and not all(map(torch.allclose, together, alone)):
-        raise RuntimeMismatchError(
-            f"optimizer_fn: {kind} updates a parameter by what other parameters have, such as a"
-            " norm over all of them, but each stage has only its own; clip by clip_norm, or take an"
-            " optimizer that updates each parameter by itself"
-        )
+    return not is_random and not all(map(torch.allclose, together, alone))
 
 
 def _try_steps(
-    optimizer: torch.optim.Optimizer, which: tuple[int, ...], seed: int
+    optimizer_fn: OptimizerFn, groups: ParameterGroups | None, which: Sequence[int], seed: int
 ) -> list[torch.Tensor]:
-    """Two small parameters, or one of them, after steps of an optimizer with the same settings."""
+    """Some small parameters after steps of an optimizer that holds them and no others."""
     torch.manual_seed(seed)
-    values = [torch.linspace(-1.0, 2.0, 6).view(2, 3), torch.linspace(3.0, 1.0, 4).view(2, 2)]
-    parameters = [nn.Parameter(values[index].clone()) for index in which]
-    real = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Wherever the optimizer keeps its parameters, the trial has the small ones.
-    memo: dict[int, Any] = dict.fromkeys(map(id, real), parameters[0])
-    own = {
-        name: copy.deepcopy(value, memo)
-        for name, value in vars(optimizer).items()
-        if name not in ("param_groups", "state", "step") and not name.endswith("_hooks")
-    }
-    options = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-    trial = object.__new__(type(optimizer))
-    trial.__setstate__(
-        {
-            **own,
-            "param_groups": [{**copy.deepcopy(options, memo), "params": parameters}],
-            "state": defaultdict(dict),
-        }
-    )
+    shapes = [SHAPES[index] for index in which]
+    values = [torch.linspace(-1.0, 2.0, math.prod(shape)).view(shape) for shape in shapes]
+    parameters = [nn.Parameter(value) for value in values]
+    given: list[Any] = list(parameters)
+    if groups is not None:
+        empty: list[dict[str, Any]] = [{**each, "params": []} for each in groups.options]
+        given = [{**empty[0], "params": parameters}, *empty[1:]]
+    optimizer = _made(optimizer_fn, given)
+    require_own_parameters(optimizer, parameters)
     for number in range(3):
         for parameter in parameters:
             parameter.grad = (parameter.detach() * (number + 1)).cos() * len(parameter.flatten())
-        trial.step()
+        optimizer.step()
     return [parameter.detach() for parameter in parameters]

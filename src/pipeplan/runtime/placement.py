@@ -60,10 +60,21 @@ class Placement:
         return names
 
 
+def require_runnable(plan: Plan) -> None:
+    """Refuse a plan of the second version, which the runtime cannot run."""
+    if plan.uses_families:
+        raise RuntimeMismatchError(
+            "plan: has several stages a device, backwards cut in two, gradient buckets or a"
+            " sharded optimizer, which the runtime cannot run yet; plan with one stage a device"
+            " and whole backwards"
+        )
+
+
 def find_placement(
     plan: Plan, device_name: str | None, real_hosts: Mapping[str, str] | None
 ) -> Placement:
     """The placement of all ranks, from what each of them says about itself."""
+    require_runnable(plan)
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, (socket.gethostname(), device_name))
     return place_ranks(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pipeplan.runtime.checkpoints.descriptions import Progress
 from pipeplan.runtime.checkpoints.saving import TrainingState
@@ -60,6 +60,13 @@ class SavedTraining:
         if scheduler_fn is not None:
             self.scheduler = scheduler_fn(self.optimizer)
             self.track(scheduler=self.scheduler)
+
+    def _step_scheduler(self, loss: float, *, is_update: bool) -> None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if is_update:
+                self.scheduler.step(loss)  # the same on every rank
+        elif self.scheduler is not None and is_update:
+            self.scheduler.step()
 
     def _count(self, num_rows: int, *, is_step: bool) -> None:
         self.num_steps += is_step

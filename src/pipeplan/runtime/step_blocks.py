@@ -55,6 +55,7 @@ class StepBlocks:
         """Run these blocks; blocks without rows on this rank are left out."""
         order = [block for block in order if self.rows[block.microbatch]]
         exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
+        exchange.expect(order)
         has_marks, wait_s = self.timing.is_needed, clock()
         for block, following in zip_longest(order, order[1:]):
             enter(State.WAITING, block)
@@ -74,6 +75,9 @@ class StepBlocks:
             else:
                 self.timing.note(block, begun)
             wait_s = end_s
+        if self.reduces:
+            # Before waiting for sends: the stage before may take a while to receive them.
+            self.replica.reducer.start_rest()
         enter(State.WAITING, "for sends to be taken")
         exchange.finish()
         self.timing.follow(enter)

@@ -1,16 +1,15 @@
 """What one rank checks by itself before a step."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Replica
+from pipeplan.splitting.torch_private import count_hooks
 
-__all__ = ["require_inputs", "require_same_model"]
+__all__ = ["SameModel", "require_inputs"]
 
 
 def require_inputs(
@@ -33,17 +32,44 @@ def require_inputs(
         )
 
 
-def require_same_model(frozen: Mapping[str, nn.Parameter], replica: Replica | None) -> None:
-    """Refuse to train if the model is not what it was at the start, or nothing has gradients."""
-    if torch.is_inference_mode_enabled():
-        raise RuntimeMismatchError(
-            "step: runs under torch.inference_mode, where nothing is trained; call it outside"
-        )
-    if replica is not None:
-        replica.module.require_same_layers()
-    for name, parameter in frozen.items():
-        if parameter.requires_grad:
+class SameModel:
+    """Refuses to train if the model is not what it was at the start, or nothing has gradients."""
+
+    def __init__(self, replica: Replica | None) -> None:
+        self._module = replica.module if replica is not None else None
+        named = self._module.model.named_parameters() if self._module is not None else ()
+        self._named = dict(named)
+        self._frozen = {name: p for name, p in self._named.items() if not p.requires_grad}
+        self._num_hooks = self._count_hooks()
+
+    def require(self) -> None:
+        """Refuse what has changed.
+
+        Raises:
+            RuntimeMismatchError: it would be trained otherwise than its user thinks.
+        """
+        if torch.is_inference_mode_enabled():
             raise RuntimeMismatchError(
-                f"parameter {name}: was frozen when the pipeline was made, so no optimizer and no"
-                " replica knows of it; make a new Pipeline to train it"
+                "step: runs under torch.inference_mode, where nothing is trained; call it outside"
             )
+        if self._module is None:
+            return
+        self._module.require_same_layers()
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeMismatchError(
+                    f"parameter {name}: was frozen when the pipeline was made, so no optimizer and"
+                    " no replica knows of it; make a new Pipeline to train it"
+                )
+        num_hooks = self._count_hooks()
+        if num_hooks != self._num_hooks:
+            pairs = zip(self._named, num_hooks, self._num_hooks, strict=True)
+            name = next(name for name, now, then in pairs if now != then)
+            raise RuntimeMismatchError(
+                f"parameter {name}: got a hook after the pipeline was made; a hook sees the"
+                " gradient of one microbatch on one replica: register it on the model before, where"
+                " it is checked, or change gradients in the optimizer"
+            )
+
+    def _count_hooks(self) -> list[int]:
+        return list(map(count_hooks, self._named.values()))

@@ -37,7 +37,7 @@ class OnNan(StrEnum):
 class Updater:
     """Steps one rank's optimizer, in agreement with all other ranks."""
 
-    def __init__(self, *, clip_norm: float | None, scaler: LossScaler, on_nan: str) -> None:
+    def __init__(self, scaler: LossScaler, clip_norm: float | None, on_nan: str) -> None:
         if on_nan not in list(OnNan):
             raise RuntimeMismatchError(
                 f"on_nan: {on_nan!r} is not one of {', '.join(map(repr, map(str, OnNan)))}"

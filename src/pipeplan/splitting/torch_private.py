@@ -21,6 +21,7 @@ __all__ = [
     "TESTED_VERSIONS",
     "TorchDispatchMode",
     "count_changes",
+    "count_hooks",
     "default_store",
     "gradient_hooks",
     "make_wrapper",
@@ -53,6 +54,12 @@ def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
     before = getattr(tensor, "_backward_hooks", None) or {}
     behind = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
     return list(before.values()), list(behind.values())
+
+
+def count_hooks(tensor: torch.Tensor) -> int:
+    """How many such hooks a leaf has; this is asked in every step."""
+    before, behind = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return (len(before) if before else 0) + (len(behind) if behind else 0)
 
 
 def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:

@@ -56,6 +56,12 @@ CLUSTER_NAMES: tuple[str, ...] = (
     "8x8-100g",
     "mixed-hosts",
     "random-8",
+    "4x2-10g-no-shared-card",
+    "4x2-25g-no-shared-card",
+    "4x2-100g-no-shared-card",
+    "2x8-100g-no-shared-card",
+    "8x8-100g-no-shared-card",
+    "mixed-hosts-no-shared-card",
 )
 """The clusters that `cluster` knows."""
 

@@ -1,8 +1,9 @@
 """The clusters of the zoo.
 
 `HxD` is H hosts with D devices each. `10g` is a line rate of 10 Gbit/s between hosts, which is 1.25
-GB/s. Each pair of devices has its own bandwidth, as everywhere in the cost model: pairs that share
-a network card do not slow each other down.
+GB/s. All devices of a host share one network card, which sends and receives at this rate (the
+host's uplink). In the clusters whose names end in `-no-shared-card` each pair of devices has a link
+of its own, as in the papers: two pairs never slow each other down.
 
 Bandwidths inside a host are what large copies reach, rounded down:
 
@@ -44,12 +45,17 @@ class ClusterRecipe:
 
 
 def _hosts(
-    *hosts: HostGroup, between_hosts_gb_per_s: float | None = None
+    *hosts: HostGroup, between_hosts_gb_per_s: float | None = None, shares_card: bool = True
 ) -> Callable[[str, int], Cluster]:
-    """A cluster of hosts, with its latencies."""
+    """A cluster of hosts, with its latencies; a host's card is as fast as a pair of hosts."""
 
     def build(name: str, _seed: int) -> Cluster:
-        cluster = expand_hosts(name, hosts, between_hosts_gb_per_s=between_hosts_gb_per_s)
+        cluster = expand_hosts(
+            name,
+            hosts,
+            between_hosts_gb_per_s=between_hosts_gb_per_s,
+            uplink_gb_per_s=between_hosts_gb_per_s if shares_card else None,
+        )
         return replace(cluster, latency_us=_latencies(cluster.devices))
 
     return build
@@ -87,6 +93,58 @@ def _random(name: str, seed: int) -> Cluster:
 
 
 _V100_PCIE_PAIRS = HostGroup(count=4, devices=2, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0)
+_A100_HOST = HostGroup(devices=8, bandwidth_gb_per_s=_NVLINK_A100_GB_PER_S, memory_gb=80.0)
+
+_SEVERAL_HOSTS: Mapping[str, tuple[tuple[HostGroup, ...], float, str]] = {
+    "4x2-10g": (
+        (_V100_PCIE_PAIRS,),
+        1.25,
+        "4 hosts with 2 V100 16 GB on PCIe 3.0, 10 Gbit/s between hosts",
+    ),
+    "4x2-25g": (
+        (_V100_PCIE_PAIRS,),
+        3.125,
+        "4 hosts with 2 V100 16 GB on PCIe 3.0, 25 Gbit/s between hosts",
+    ),
+    "4x2-100g": (
+        (_V100_PCIE_PAIRS,),
+        12.5,
+        "4 hosts with 2 V100 16 GB on PCIe 3.0, 100 Gbit/s between hosts",
+    ),
+    "2x8-100g": (
+        (replace(_A100_HOST, count=2),),
+        12.5,
+        "2 hosts with 8 A100 80 GB on NVLink, 100 Gbit/s between hosts",
+    ),
+    "8x8-100g": (
+        (replace(_A100_HOST, count=8),),
+        12.5,
+        "8 hosts with 8 A100 80 GB on NVLink, 100 Gbit/s between hosts",
+    ),
+    # Speeds are relative to a V100: choose that device for the model's profile.
+    "mixed-hosts": (
+        (
+            replace(_A100_HOST, devices=4, speed=2.5),
+            HostGroup(devices=4, bandwidth_gb_per_s=_NVLINK_V100_GB_PER_S, memory_gb=32.0),
+            HostGroup(devices=2, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0),
+            HostGroup(devices=2, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0, speed=0.6),
+        ),
+        3.125,
+        "4 unequal hosts: 4 fast, 4 and 2 plain, 2 slow devices, 25 Gbit/s between",
+    ),
+}
+"""By name: the hosts, the GB/s between them, and a description."""
+
+
+def _recipe_of_hosts(name: str, *, shares_card: bool) -> ClusterRecipe:
+    hosts, between_hosts_gb_per_s, description = _SEVERAL_HOSTS[name]
+    return ClusterRecipe(
+        build=_hosts(
+            *hosts, between_hosts_gb_per_s=between_hosts_gb_per_s, shares_card=shares_card
+        ),
+        description=description if shares_card else f"{name}, each pair with a link of its own",
+    )
+
 
 RECIPES: Mapping[str, ClusterRecipe] = MappingProxyType(
     {
@@ -100,56 +158,15 @@ RECIPES: Mapping[str, ClusterRecipe] = MappingProxyType(
             build=_hosts(HostGroup(devices=8, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0)),
             description="one host, 8 V100 16 GB on PCIe 3.0",
         ),
-        "4x2-10g": ClusterRecipe(
-            build=_hosts(_V100_PCIE_PAIRS, between_hosts_gb_per_s=1.25),
-            description="4 hosts with 2 V100 16 GB on PCIe 3.0, 10 Gbit/s between hosts",
-        ),
-        "4x2-25g": ClusterRecipe(
-            build=_hosts(_V100_PCIE_PAIRS, between_hosts_gb_per_s=3.125),
-            description="4 hosts with 2 V100 16 GB on PCIe 3.0, 25 Gbit/s between hosts",
-        ),
-        "4x2-100g": ClusterRecipe(
-            build=_hosts(_V100_PCIE_PAIRS, between_hosts_gb_per_s=12.5),
-            description="4 hosts with 2 V100 16 GB on PCIe 3.0, 100 Gbit/s between hosts",
-        ),
-        "2x8-100g": ClusterRecipe(
-            build=_hosts(
-                HostGroup(
-                    count=2, devices=8, bandwidth_gb_per_s=_NVLINK_A100_GB_PER_S, memory_gb=80.0
-                ),
-                between_hosts_gb_per_s=12.5,
-            ),
-            description="2 hosts with 8 A100 80 GB on NVLink, 100 Gbit/s between hosts",
-        ),
-        "8x8-100g": ClusterRecipe(
-            build=_hosts(
-                HostGroup(
-                    count=8, devices=8, bandwidth_gb_per_s=_NVLINK_A100_GB_PER_S, memory_gb=80.0
-                ),
-                between_hosts_gb_per_s=12.5,
-            ),
-            description="8 hosts with 8 A100 80 GB on NVLink, 100 Gbit/s between hosts",
-        ),
-        # Speeds are relative to a V100: choose that device for the model's profile.
-        "mixed-hosts": ClusterRecipe(
-            build=_hosts(
-                HostGroup(
-                    devices=4,
-                    bandwidth_gb_per_s=_NVLINK_A100_GB_PER_S,
-                    memory_gb=80.0,
-                    speed=2.5,
-                ),
-                HostGroup(devices=4, bandwidth_gb_per_s=_NVLINK_V100_GB_PER_S, memory_gb=32.0),
-                HostGroup(devices=2, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0),
-                HostGroup(devices=2, bandwidth_gb_per_s=_PCIE_GB_PER_S, memory_gb=16.0, speed=0.6),
-                between_hosts_gb_per_s=3.125,
-            ),
-            description="4 unequal hosts: 4 fast, 4 and 2 plain, 2 slow devices, 25 Gbit/s between",
-        ),
+        **{name: _recipe_of_hosts(name, shares_card=True) for name in _SEVERAL_HOSTS},
         "random-8": ClusterRecipe(
             build=_random,
             description="8 hosts with one device, each direction 1 to 100 GB/s by its seed",
         ),
+        **{
+            f"{name}-no-shared-card": _recipe_of_hosts(name, shares_card=False)
+            for name in _SEVERAL_HOSTS
+        },
     }
 )
 """The clusters by name."""

@@ -32,7 +32,7 @@ from pipeplan import _core
 from pipeplan.pipeline import Stage
 from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
-from pipeplan.planning.planner.device_classes import num_set_triples
+from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent
@@ -45,7 +45,7 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
-from pipeplan.planning.planner.starts import different_plans, plain_plan
+from pipeplan.planning.planner.starts import different_plans, even_split, plain_plan
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
 
@@ -61,14 +61,17 @@ NUM_AT_ONCE = 4
 """Searches that are handed to the kernel together. Fixed, so that threads change nothing."""
 
 
-def plan_best(problem: Problem, starts: Iterable[Draft] = ()) -> Draft:
+def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None) -> Draft:
     """The fastest plan that all of the above finds, with its certificate.
 
-    Never slower than any of the `starts`, which are taken one by one.
+    Never slower than `first`, whose bound has to hold here, nor than any of the `starts`, which
+    are taken one by one.
     """
     search = _Search(problem.within_samples())
     search.offer_simple_plans()
     try:
+        if first is not None:
+            search.start_from(first)
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
@@ -99,6 +102,7 @@ class _Search:
         self.num_layers = len(problem.cost.forward_ms_L)
         self.settings = settings.settings_for(self.num_devices)
         self.instance = problem.kernel_instance()
+        self.bounded = problem.bound_instance(self.instance)
         limits = replace(problem.limits, memory=problem.limits_memory)
         self.incumbent = Incumbent(problem.cost, problem.num_microbatches, self.instance, limits)
         self.bound_ms = work_bound_ms(problem.cost, problem.num_microbatches)
@@ -112,6 +116,12 @@ class _Search:
             else None
         )
         self._num_searches = 0
+        self._budget_factor = settings.budget_factor(
+            self.num_devices,
+            problem.num_microbatches,
+            has_equal_devices=self.instance.has_equal_devices,
+            num_rates=num_link_rates(problem.cost),
+        )
 
     @property
     def plans_on_sets(self) -> bool:
@@ -139,6 +149,12 @@ class _Search:
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part)),))
 
+    def start_from(self, first: Draft) -> None:
+        """Consider a plan before everything else, and take over its bound."""
+        self.incumbent.offer_draft(first, self.problem.deadline)
+        if first.bound is not None:
+            self._raise_bound(first.bound.lower_bound_ms, first.notes["bound"])
+
     def order_devices(self) -> None:
         """Make the device orders; offer an even split on the first and on the cluster's own."""
         self.offer_even_split(self.orders[0])
@@ -163,14 +179,7 @@ class _Search:
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
         """As many stages as there can be, one device each."""
-        num_stages = min(self.num_layers, self.num_devices)
-        cuts = [self.num_layers * n // num_stages for n in range(num_stages + 1)]
-        self.offer(
-            tuple(
-                Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],))
-                for n in range(num_stages)
-            )
-        )
+        self.offer(even_split(order, self.num_layers))
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
         """Consider stages before the deadline."""
@@ -267,7 +276,7 @@ class _Search:
         num_threads, deadline = self.problem.num_threads, self.problem.deadline
         buckets = bucket_sizes(self.num_devices, self.num_layers)
         if buckets is not None:
-            relaxed_ms = relaxed_bound_ms(self.instance, buckets, limit_ms, num_threads, deadline)
+            relaxed_ms = relaxed_bound_ms(self.bounded, buckets, limit_ms, num_threads, deadline)
             self._raise_bound(relaxed_ms, "relaxed")
         if not self.is_optimal and self.plans_on_sets:
             self._prove_on_sets()
@@ -278,7 +287,7 @@ class _Search:
         """All sets of devices, then single plans; both may give a better plan as well."""
         assert self.classes is not None, "without classes there are too many sets"
         exact_ms, plans, found = _core.prove_on_sets(
-            self.instance,
+            self.bounded,
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
@@ -295,7 +304,7 @@ class _Search:
     def _prove_on_near_sets(self) -> None:
         """Small sets of devices, as far as the effort allows."""
         near_ms, _, found = _core.prove_on_near_sets(
-            self.instance,
+            self.bounded,
             SET_CAPACITY,
             self.bound_ms,
             self.incumbent.iteration_ms,
@@ -310,7 +319,10 @@ class _Search:
     def _offer_found(self, found: list[tuple[float, _core.PlacedPlan, Codes]]) -> None:
         for iteration_ms, placed, codes in found:
             draft = Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms)
-            self.incumbent.offer_draft(draft, self.problem.deadline)
+            if self.cost.measured is None:
+                self.incumbent.offer_draft(draft, self.problem.deadline)
+            else:  # the bound's times are too low
+                self.offer(draft.stages)
 
     def improve(self) -> None:
         """Local search, as much as the effort allows.
@@ -356,15 +368,6 @@ class _Search:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
         self.incumbent.polish(NUM_AT_ONCE, self.problem.deadline)
-
-    @property
-    def _budget_factor(self) -> float:
-        """With equal devices and many microbatches the slowest stage is nearly all that counts.
-
-        The recursion makes it as fast as can be. So a part of the search will do.
-        """
-        is_long = self.problem.num_microbatches >= settings.MANY_MICROBATCHES * self.num_devices
-        return settings.EQUAL_DEVICES_BUDGET if self.instance.has_equal_devices and is_long else 1.0
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""

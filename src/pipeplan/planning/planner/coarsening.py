@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from pipeplan.cost import CostModel, median
 from pipeplan.pipeline import Stage
-from pipeplan.profile import ModelProfile, merged_layer
+from pipeplan.profile import ModelProfile, TimesAt, merged_layer, merged_times
 
 __all__ = ["CoarseModel", "coarsen", "merged_model"]
 
@@ -52,6 +52,23 @@ def coarsen(cost: CostModel, max_layers: int) -> CoarseModel:
 def merged_model(cost: CostModel, ends: Sequence[int]) -> ModelProfile:
     """The model with one layer for all layers up to each end."""
     layers = cost.model.layers
+    measured, own_size = cost.measured, cost.model.microbatch_size
+
+    def times_of(first: int, end: int) -> tuple[TimesAt, ...]:
+        """The sums of the layers' times at all sizes but the profile's own."""
+        if measured is None:
+            return ()
+        return tuple(
+            merged_times(int(size), float(forward_L.sum()), float(backward_L.sum()))
+            for size, forward_L, backward_L in zip(
+                measured.sizes_P,
+                measured.forward_ms_PL[:, first:end],
+                measured.backward_ms_PL[:, first:end],
+                strict=True,
+            )
+            if size != own_size
+        )
+
     merged = tuple(
         merged_layer(
             f"{first}-{end}",
@@ -61,6 +78,7 @@ def merged_model(cost: CostModel, ends: Sequence[int]) -> ModelProfile:
             gradient_bytes=layers[end - 1].gradient_bytes,
             parameter_bytes=float(cost.parameter_bytes_L[first:end].sum()),
             activation_bytes=float(cost.activation_bytes_L[first:end].sum()),
+            at=times_of(first, end),
         )
         for first, end in zip([0, *ends[:-1]], ends, strict=True)
     )

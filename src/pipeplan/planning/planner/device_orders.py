@@ -2,8 +2,10 @@
 
 RDO (`device_order`) where it is quick; average and complete linkage on -log bandwidth (the leaves
 of a dendrogram, built with nearest-neighbour chains: Murtagh 1983, O(D^2)); nearest neighbour: go
-on to the device with the fastest link; by speed, where speeds differ. Each also reversed. Orders
-under which the cluster looks the same are kept once: on symmetric clusters eight collapse to one.
+on to the device with the fastest link. Where speeds differ: the average linkage by speed, as a
+whole and host by host, so that stages of equally fast devices are possible. Each also reversed.
+Orders under which the cluster looks the same are kept once: on symmetric clusters eight collapse to
+one.
 """
 
 import hashlib
@@ -59,11 +61,20 @@ def _forward_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator
     )
     with np.errstate(divide="ignore"):
         distance_DD = -np.log(symmetric_DD)
-    yield _linkage_order(distance_DD, average=True, deadline=deadline)
+    average = _linkage_order(distance_DD, average=True, deadline=deadline)
+    yield average
+    if len(set(cost.speed_D.tolist())) > 1:
+        yield from _orders_by_speed(cost, average)
     yield _linkage_order(distance_DD, average=False, deadline=deadline)
     yield _nearest_neighbour_order(symmetric_DD, deadline)
-    if len(set(cost.speed_D.tolist())) > 1:
-        yield tuple(np.argsort(-cost.speed_D, kind="stable").tolist())
+
+
+def _orders_by_speed(cost: CostModel, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The order with the fastest devices first: all of them, and those of each host."""
+    devices = cost.cluster.devices
+    place = {devices[u].host: index for index, u in reversed(list(enumerate(order)))}
+    yield tuple(sorted(order, key=lambda u: -float(cost.speed_D[u])))
+    yield tuple(sorted(order, key=lambda u: (place[devices[u].host], -float(cost.speed_D[u]))))
 
 
 def _orders_of_hosts(cost: CostModel, links: HostMatrix) -> Iterator[tuple[int, ...]]:

@@ -27,24 +27,20 @@ from typing import Any
 import numpy as np
 
 from pipeplan.checker import has_whole_samples
-from pipeplan.cost import CostModel, PipelineCosts
-from pipeplan.errors import InputError, PlanFileError
+from pipeplan.cost import PipelineCosts
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Stage
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.best_shares import plan_best_shares
+from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe
 from pipeplan.simulator import Codes, run_schedule
 
-__all__ = [
-    "OptimalSchedule",
-    "all_placements",
-    "optimal_schedule",
-    "plan_exact",
-    "whole_sample_variants",
-]
+__all__ = ["OptimalSchedule", "optimal_schedule", "plan_exact"]
 
 TICKS = 10_000_000
 """Ticks in the longest schedule, about."""
@@ -205,9 +201,22 @@ class _ScheduleModel:
 def plan_exact(problem: Problem) -> Draft:
     """The optimum of a tiny instance; else the best plan under its optimal schedule.
 
-    Keeps all limits but those that `reduction` takes out of a problem beforehand.
+    Keeps all limits but those that `reduction` takes out of a problem beforehand. It tries even
+    shares only. Where speeds differ, the best plan with other shares is taken if it is faster.
     """
     _import_cp_model()
+    if not problem.any_shares:
+        return _plan_with_even_shares(problem)
+    uneven = _with_optimal_schedule(problem, plan_best_shares(problem))
+    try:
+        even_only = replace(problem, limits=replace(problem.limits, shares=False))
+        even = _plan_with_even_shares(even_only)
+    except InfeasibleError:
+        return uneven
+    return even if even.iteration_ms <= uneven.iteration_ms * (1 + 1e-12) else uneven
+
+
+def _plan_with_even_shares(problem: Problem) -> Draft:
     problem = problem.within_samples()
     best = plan_best(problem)
     num_microbatches = problem.num_microbatches
@@ -316,61 +325,6 @@ def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:
         iteration_ms=found.iteration_ms,
         schedule_guarantee_ms=None,
     )
-
-
-def all_placements(cost: CostModel) -> Iterator[tuple[Stage, ...]]:
-    """Every way to cut the layers into stages and to give each a set of connected devices.
-
-    No set is larger than `cost.max_replicas`.
-    """
-    num_layers, num_devices = len(cost.forward_ms_L), len(cost.speed_D)
-    for num_stages in range(1, min(num_layers, num_devices) + 1):
-        for stage_of in itertools.product(range(-1, num_stages), repeat=num_devices):
-            sets = [
-                tuple(device for device, stage in enumerate(stage_of) if stage == n)
-                for n in range(num_stages)
-            ]
-            if not all(sets) or max(map(len, sets)) > cost.max_replicas:
-                continue
-            for cuts in itertools.combinations(range(1, num_layers), num_stages - 1):
-                ends = (*cuts, num_layers)
-                stages = tuple(
-                    Stage(layers=range(first, end), devices=devices)
-                    for first, end, devices in zip((0, *cuts), ends, sets, strict=True)
-                )
-                try:
-                    cost.pipeline_costs(stages)
-                except PlanFileError:
-                    break  # the sets lack a path, for all cuts
-                yield stages
-
-
-def whole_sample_variants(
-    cost: CostModel, stages: tuple[Stage, ...]
-) -> Iterator[tuple[Stage, ...]]:
-    """The stages with whole samples divided as evenly as can be, where that is not quite even.
-
-    Where the devices do not divide the samples, some of them take one sample more; all choices of
-    these are given. Such shares count as even.
-    """
-    samples = cost.model.microbatch_size
-    choices = []
-    for stage in stages:
-        size, more = stage.num_replicas, samples % stage.num_replicas
-        shares: list[tuple[float, ...] | None] = [None]
-        if more and size <= samples:
-            shares += [
-                tuple((samples // size + (n in chosen)) / samples for n in range(size))
-                for chosen in itertools.combinations(range(size), more)
-            ]
-        choices.append(shares)
-    for chosen_shares in itertools.product(*choices):
-        if not any(chosen_shares):
-            continue
-        yield tuple(
-            stage if shares is None else replace(stage, shares=shares)
-            for stage, shares in zip(stages, chosen_shares, strict=True)
-        )
 
 
 def _num_placements(problem: Problem) -> int:

@@ -8,9 +8,15 @@ from pipeplan import _core
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.pipeline import Stage, most_in_flight
 from pipeplan.planning.limits import Limits, broken_constraint
-from pipeplan.planning.planner.placement import placed_plan, placed_stages, shared_stage
+from pipeplan.planning.planner.placement import (
+    placed_plan,
+    placed_stages,
+    shared_stage,
+    stages_by_speed,
+)
 from pipeplan.planning.problem import Draft
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, schedule_guarantee_ms
+from pipeplan.simulator import run_schedule
 
 __all__ = ["Incumbent"]
 
@@ -51,11 +57,16 @@ class Incumbent:
     def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
         """Consider stages under the whole portfolio; those that break a limit are passed over.
 
-        Raises `DeadlineError` at the deadline.
+        Where speeds differ, also with shares in proportion to speed. Raises `DeadlineError` at the
+        deadline.
         """
         if any(stage.num_replicas > self.cost.max_replicas for stage in stages):
             return
-        stages = self._shared(stages)
+        self._offer(self._shared(stages), deadline)
+        if self.instance.any_shares:
+            self._offer(stages_by_speed(self.instance, stages), deadline)
+
+    def _offer(self, stages: tuple[Stage, ...], deadline: float) -> None:
         if stages in self._pool or broken_constraint(stages, self.limits):
             return
         rank_ms, times_ms = _core.judge_plan(
@@ -82,9 +93,10 @@ class Incumbent:
 
     def offer_draft(self, draft: Draft, deadline: float = np.inf) -> None:
         """Consider a complete plan, stages and schedule."""
-        # The bound that comes with the result speaks of even shares, and of recomputation only
-        # where memory counts.
-        if not self.limits.whole_samples and any(s.shares is not None for s in draft.stages):
+        # The bound that comes with the result speaks of even shares, unless it speaks of any, and
+        # of recomputation only where memory counts.
+        has_shares = any(stage.shares is not None for stage in draft.stages)
+        if has_shares and not (self.limits.whole_samples or self.instance.any_shares):
             return
         if not self.limits.memory and any(stage.recompute for stage in draft.stages):
             return
@@ -92,6 +104,9 @@ class Incumbent:
             return
         self.offer(draft.stages, deadline)
         if self._keeps_limits(draft):
+            if self.cost.contention:  # a draft may come from costs that know no shared links
+                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes)
+                draft = replace(draft, iteration_ms=run.iteration_ms)
             self._keep(draft.stages, "", draft.iteration_ms, draft)
 
     @property
@@ -177,13 +192,10 @@ class Incumbent:
         )
 
     def _shared(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        """The stages with shares of whole samples, where samples may not be split."""
-        if not self.limits.whole_samples:
+        """The stages with the shares that kernels give them, where these may differ."""
+        if not (self.limits.whole_samples or self.instance.any_shares):
             return stages
-        return tuple(
-            shared_stage(self.instance, stage.layers, stage.devices, recompute=stage.recompute)
-            for stage in stages
-        )
+        return tuple(shared_stage(self.instance, stage) for stage in stages)
 
     def _keeps_limits(self, draft: Draft) -> bool:
         """Whether a complete plan of somebody else keeps all limits as it is."""

@@ -1,7 +1,7 @@
 """How fast any plan at all could be: the certificate that comes with a plan.
 
-Four bounds, each valid for every plan with even shares and without recomputation
-(docs/theory.md has the proofs):
+Four bounds (docs/theory.md has the proofs). Where all devices are equally fast, each is valid for
+every plan with even shares and without recomputation; where speeds differ, for every plan:
 
 - exact-sets: the least fixed-plan bound over all cuts and all sets of devices
   (`_core/plan_on_sets.cpp`), up to where its states can be counted; then single plans are
@@ -31,6 +31,7 @@ MAX_RELAXED_STEPS = 1.6e9
 
 def work_bound_ms(cost: CostModel, num_microbatches: int) -> float:
     """All microbatches' work spread over all devices, without any loss."""
+    cost = cost.with_least_times()
     work_ms = float((cost.forward_ms_L + cost.backward_ms_L).sum())
     return num_microbatches * work_ms / float(cost.speed_D.sum())
 
@@ -47,7 +48,7 @@ def certificate(problem: Problem, bound_ms: float, iteration_ms: float) -> Bound
     lower_bound_ms = min(bound_ms, iteration_ms) - num_terms * INSTANT_MS
     return Bound(
         lower_bound_ms=max(0.0, lower_bound_ms),
-        scope=BoundScope.EVEN_SHARES,
+        scope=BoundScope.ANY if problem.any_shares else BoundScope.EVEN_SHARES,
         limits=_bound_limits(problem),
     )
 

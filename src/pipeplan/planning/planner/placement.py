@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pipeplan import _core
 from pipeplan.pipeline import Stage
 
-__all__ = ["placed_plan", "placed_stages", "shared_stage"]
+__all__ = ["placed_plan", "placed_stages", "shared_stage", "stages_by_speed"]
 
-RECOMPUTES = 1
-"""The bit of a kernel's mode for a stage that computes its activations again."""
+RECOMPUTES, BY_SPEED = 1, 2
+"""The bits of a kernel's mode: a stage computes its activations again; its devices share
+microbatches in proportion to their speeds."""
 
 
 def placed_stages(
@@ -25,11 +26,11 @@ def placed_stages(
     """
     ends = placed.end_layer if end_layer is None else [end_layer[k - 1] for k in placed.end_layer]
     return tuple(
-        shared_stage(
+        _stage(
             instance,
             range(first, end),
             devices if order is None else [order[k] for k in devices],
-            recompute=bool(mode & RECOMPUTES),
+            mode,
         )
         for first, end, devices, mode in zip(
             [0, *ends[:-1]], ends, placed.devices, placed.modes, strict=True
@@ -37,18 +38,29 @@ def placed_stages(
     )
 
 
-def shared_stage(
-    instance: _core.Instance | None,
-    layers: range,
-    devices: Sequence[int],
-    *,
-    recompute: bool = False,
+def shared_stage(instance: _core.Instance, stage: Stage) -> Stage:
+    """The stage with shares as the kernels give them: by speed if it has such, else even ones."""
+    return _stage(instance, stage.layers, stage.devices, _mode(instance, stage))
+
+
+def stages_by_speed(instance: _core.Instance, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with shares in proportion to the speeds of their devices."""
+    return tuple(
+        _stage(
+            instance, stage.layers, stage.devices, (RECOMPUTES if stage.recompute else 0) | BY_SPEED
+        )
+        for stage in stages
+    )
+
+
+def _stage(
+    instance: _core.Instance | None, layers: range, devices: Sequence[int], mode: int
 ) -> Stage:
     """The stage on these devices, which share microbatches as the kernels say.
 
     Devices with more samples come first; among equals the cluster's order counts.
     """
-    mode = RECOMPUTES if recompute else 0
+    recompute = bool(mode & RECOMPUTES)
     shares = [1.0]
     if instance is not None:
         shares = instance.shares(devices, layers.start, layers.stop, mode)
@@ -63,11 +75,19 @@ def shared_stage(
     )
 
 
+def _mode(instance: _core.Instance, stage: Stage) -> int:
+    mode = RECOMPUTES if stage.recompute else 0
+    if not instance.any_shares or stage.shares is None:
+        return mode
+    even = instance.shares(stage.devices, stage.layers.start, stage.layers.stop, mode)
+    return mode if tuple(even) == stage.shares else mode | BY_SPEED
+
+
 def placed_plan(instance: _core.Instance, stages: Sequence[Stage]) -> _core.PlacedPlan:
     """The stages as kernels read them; kernels give them shares of their own."""
     return _core.PlacedPlan(
         instance,
         [stage.layers.stop for stage in stages],
         [stage.devices for stage in stages],
-        [RECOMPUTES if stage.recompute else 0 for stage in stages],
+        [_mode(instance, stage) for stage in stages],
     )

@@ -11,8 +11,6 @@ from math import inf
 
 __all__ = [
     "ANY_PLAN",
-    "EQUAL_DEVICES_BUDGET",
-    "MANY_MICROBATCHES",
     "MAX_CLASS_DEVICES",
     "MAX_NEAR_DEVICES",
     "MAX_PARTITION_STEPS",
@@ -28,6 +26,7 @@ __all__ = [
     "Sizes",
     "Starts",
     "Step",
+    "budget_factor",
     "cycle_cost",
     "published_starts",
     "replica_counts",
@@ -134,6 +133,12 @@ _MIXED = (
     SearchStep(Starts.DIFFERENT, 1.0),
 )
 
+_DEEPER = (
+    SearchStep(Starts.DIFFERENT, 0.5),
+    SearchStep(Starts.BEST, 0.5),
+    SearchStep(Starts.BEST, 1.0),
+)
+
 _QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
 _QUICKEST = ("data-parallel", "1f1b")
 
@@ -155,7 +160,7 @@ TABLE = tuple(
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
         (16, _MEDIUM, 5, 256, _MIXED * 2, 10e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
-        (64, _LARGE, 5, 256, _MIXED, 40e6, _QUICK),
+        (64, _LARGE, 5, 256, _DEEPER, 65e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (256, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (inf, _VAST, 5, 64, _FROM_BEST, 75e6, _QUICKEST),
@@ -173,6 +178,9 @@ EQUAL_DEVICES_BUDGET, MANY_MICROBATCHES = 0.1, 2
 """The part of a search's budget that is spent where all devices and links are alike and there are
 so many microbatches a device. Local search found nothing better on such clusters of 8 to 512
 devices; with fewer microbatches it found 1.5 %."""
+REGULAR_BUDGET, MAX_REGULAR_RATES, MIN_REGULAR_DEVICES = 0.4, 8, 33
+"""The part of a search's budget that is spent where links have few different rates, as in hosts
+that are alike: the recursion on orders finds most of what there is. Small clusters get it all."""
 MAX_CLASS_DEVICES = 24
 """Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
 MAX_SET_TRIPLES, MAX_SET_STEPS, SET_STEPS_PER_LAYER = 300_000, 2e9, 1.8
@@ -206,6 +214,20 @@ def unit_of(num_devices: int) -> int:
     then lose nothing, and the recursion takes a part of the time: 2.0 s instead of 4.1 at 1,024.
     """
     return max(1, -(-num_devices // MAX_ORDER_UNITS))
+
+
+def budget_factor(
+    num_devices: int, num_microbatches: int, *, has_equal_devices: bool, num_rates: int
+) -> float:
+    """The part of a search's budget that is worth its time.
+
+    With equal devices and many microbatches the slowest stage is nearly all that counts, and the
+    recursion makes it as fast as can be. On regular clusters its orders are good ones.
+    """
+    if has_equal_devices and num_microbatches >= MANY_MICROBATCHES * num_devices:
+        return EQUAL_DEVICES_BUDGET
+    is_regular = num_rates <= MAX_REGULAR_RATES and num_devices >= MIN_REGULAR_DEVICES
+    return REGULAR_BUDGET if is_regular else 1.0
 
 
 def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 
-__all__ = ["different_plans", "plain_plan"]
+__all__ = ["different_plans", "even_split", "plain_plan"]
 
 NEAR_COPY = 0.5
 """Plans with at least this part of their device sets in common are near copies."""
@@ -33,6 +33,15 @@ def _are_near_copies(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> bool:
     sets = {frozenset(stage.devices) for stage in one}
     common = sum(frozenset(stage.devices) in sets for stage in other)
     return common >= NEAR_COPY * max(len(one), len(other))
+
+
+def even_split(order: Sequence[int], num_layers: int) -> tuple[Stage, ...]:
+    """As many stages as there can be, one device each, with equally many layers."""
+    num_stages = min(num_layers, len(order))
+    cuts = [num_layers * n // num_stages for n in range(num_stages + 1)]
+    return tuple(
+        Stage(layers=range(cuts[n], cuts[n + 1]), devices=(order[n],)) for n in range(num_stages)
+    )
 
 
 def plain_plan(

@@ -30,12 +30,14 @@ def carry_over(plan: Plan, changed: ChangedCluster, *, ignore_memory: bool = Fal
     stops the plan, and so does a link without a path.
     """
     stages = []
+    shares_of: dict[frozenset[int], dict[int, float]] = {}
     for index, stage in enumerate(plan.stages):
         kept = [p for p, device in enumerate(stage.devices) if device in changed.index_of]
         if not kept:
             names = ", ".join(plan.cluster.devices[device].name for device in stage.devices)
             return Carried(problem=f"stage {index} has no device left ({names})")
-        stages.append(_stage_on(stage, kept, changed, plan.model.microbatch_size))
+        moved_stage = _stage_on(stage, kept, changed, plan.model.microbatch_size)
+        stages.append(_as_in_group(moved_stage, shares_of))
     moved = replace(plan, cluster=changed.cluster, stages=tuple(stages), predicted=None)
     try:
         carried = replay_plan(moved).plan
@@ -50,6 +52,15 @@ def _stage_on(stage: Stage, kept: list[int], changed: ChangedCluster, samples: i
     if len(kept) == len(stage.devices):
         return replace(stage, devices=devices)
     return replace(stage, devices=devices, shares=_shares_left(stage, kept, samples))
+
+
+def _as_in_group(stage: Stage, shares_of: dict[frozenset[int], dict[int, float]]) -> Stage:
+    """The stage with the shares that its devices have in their first stage."""
+    mine = dict(zip(stage.devices, stage.device_shares, strict=True))
+    first = shares_of.setdefault(frozenset(stage.devices), mine)
+    if first is mine or stage.shares is None:
+        return stage
+    return replace(stage, shares=tuple(first[device] for device in stage.devices))
 
 
 def _shares_left(stage: Stage, kept: list[int], samples: int) -> tuple[float, ...] | None:
@@ -72,8 +83,14 @@ def _is_whole(share: float, samples: int) -> bool:
 
 def _whole_counts(weights: list[float], samples: int) -> list[int]:
     """Whole samples in proportion to the weights, at least one each; ties go to the first."""
-    counts = [1] * len(weights)
-    for _ in range(samples - len(weights)):
+    counts = [max(1, int(samples * weight / sum(weights))) for weight in weights]
+    while sum(counts) > samples:  # at least one each was too many
+        most = max(
+            (i for i in range(len(weights)) if counts[i] > 1),
+            key=lambda i: (counts[i] / weights[i], i),
+        )
+        counts[most] -= 1
+    while sum(counts) < samples:
         # The next sample goes to the device that would then have the least for its weight.
         best = min(range(len(weights)), key=lambda i: ((counts[i] + 1) / weights[i], i))
         counts[best] += 1

@@ -6,8 +6,16 @@ from dataclasses import replace
 from pipeplan.cluster import Cluster, Device
 from pipeplan.errors import InputError
 from pipeplan.shared_links import SharedLink, Uplinks
+from pipeplan.validation import SHARED_GB_PER_S
 
-__all__ = ["copied_shared", "copied_uplinks", "left_shared", "left_uplinks", "new_uplinks"]
+__all__ = [
+    "copied_shared",
+    "copied_uplinks",
+    "left_shared",
+    "left_uplinks",
+    "new_uplinks",
+    "with_faster_cards",
+]
 
 
 def left_uplinks(cluster: Cluster, devices: tuple[Device, ...]) -> Uplinks:
@@ -41,6 +49,31 @@ def new_uplinks(cluster: Cluster, devices: list[Device]) -> Uplinks:
         )
     gb_per_s = next(iter(uplinks.values()))
     return {**uplinks, **{device.host: gb_per_s for device in devices}}
+
+
+def with_faster_cards(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with faster uplinks, and with faster shared links around whole hosts."""
+    uplinks = cluster.uplink_gb_per_s
+    if isinstance(uplinks, dict):
+        uplinks = {host: _times(gb_per_s, factor) for host, gb_per_s in uplinks.items()}
+    elif uplinks is not None:
+        uplinks = _times(uplinks, factor)
+    hosts = {device.host for device in cluster.devices}
+    shared = tuple(
+        replace(
+            link,
+            gb_per_s=_times(link.gb_per_s, factor),
+            in_gb_per_s=None if link.in_gb_per_s is None else _times(link.in_gb_per_s, factor),
+        )
+        if hosts.issuperset(link.members)
+        else link
+        for link in cluster.shared
+    )
+    return replace(cluster, uplink_gb_per_s=uplinks, shared=shared)
+
+
+def _times(gb_per_s: float, factor: float) -> float:
+    return min(gb_per_s * factor, SHARED_GB_PER_S.most)
 
 
 def copied_uplinks(cluster: Cluster, original: str, copy: str) -> Uplinks:

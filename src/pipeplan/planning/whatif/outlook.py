@@ -18,6 +18,7 @@ from pipeplan.cluster import Cluster, HostMatrix, Matrix
 from pipeplan.pipeline import Plan
 from pipeplan.planning.whatif.carrying import Carried, carry_over
 from pipeplan.planning.whatif.changed_cluster import ChangedCluster, apply_changes
+from pipeplan.planning.whatif.changed_shared_links import with_faster_cards
 from pipeplan.planning.whatif.changes import Changes
 from pipeplan.planning.whatif.copied_devices import with_copies
 from pipeplan.planning.whatif.question import ignores_memory, replan
@@ -170,7 +171,7 @@ def _worst(cases: Iterable[_Case], most: int) -> list[_Case]:
 
 
 def _used_devices(plan: Plan) -> list[int]:
-    return [device for stage in plan.stages for device in stage.devices]
+    return [device for group in plan.groups for device in group.devices]
 
 
 def _case(plan: Plan, kind: ProspectKind, what: str, changes: Changes, options: str) -> _Case:
@@ -236,9 +237,11 @@ def _slow_links(plan: Plan) -> Iterator[_Case]:
 
 def _used_pairs(plan: Plan) -> Iterator[tuple[int, int]]:
     """Devices that talk to each other: of neighbouring stages, and replicas."""
-    for stage in plan.stages:
-        yield from combinations(_first_few(stage.devices), 2)
+    for group in plan.groups:
+        yield from combinations(_first_few(group.devices), 2)
     for stage, behind in pairwise(plan.stages):
+        if set(stage.devices) == set(behind.devices):
+            continue
         for first in _first_few(stage.devices):
             for second in _first_few(behind.devices):
                 yield first, second
@@ -285,21 +288,22 @@ def _grown(plan: Plan, copied: list[int], host: str | None, what: str) -> _Case:
 
 
 def _faster_links(plan: Plan) -> Iterator[_Case]:
-    """All links between hosts twice as fast, and all links inside hosts."""
+    """All links between hosts twice as fast, cards included, and all links inside hosts."""
     cluster = plan.cluster
     if cluster.num_devices > MAX_LISTED_DEVICES:
         return
     hosts = np.array([device.host for device in cluster.devices])
-    same = hosts[:, None] == hosts[None, :]
+    between = hosts[:, None] != hosts[None, :]
     off_diagonal = ~np.eye(cluster.num_devices, dtype=bool)
     for where, what in (
-        (~same, "links between hosts twice as fast"),
-        (same & off_diagonal, "links inside hosts twice as fast"),
+        (between, "links between hosts twice as fast"),
+        (~between & off_diagonal, "links inside hosts twice as fast"),
     ):
         if not where.any():
             continue
+        faster = replace(cluster, bandwidth_gb_per_s=_scaled(cluster, where))
         changed = ChangedCluster(
-            cluster=replace(cluster, bandwidth_gb_per_s=_scaled(cluster, where)),
+            cluster=with_faster_cards(faster, FAST_LINK) if where is between else faster,
             index_of={device: device for device in range(cluster.num_devices)},
         )
         yield _Case(

@@ -1,11 +1,14 @@
 """A plan and its simulated iteration, with all that people look for in them."""
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeplan.pipeline import Plan
+from pipeplan.cost import Floats, PipelineCosts
+from pipeplan.errors import PlanFileError
+from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.report.analysis.bottleneck import Bottleneck, find_bottleneck
@@ -21,6 +24,7 @@ from pipeplan.report.analysis.idle import (
 from pipeplan.report.analysis.items import Items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
 from pipeplan.report.analysis.memory import StageMemory, stage_memory
+from pipeplan.report.analysis.shared_links import SharedUse, costs_as_run, shared_use
 from pipeplan.report.analysis.waits import follow_back, waited_for
 from pipeplan.simulator import Codes
 
@@ -32,7 +36,10 @@ MAX_CUT_ITEMS = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFigures:
-    """One stage in numbers; times are of one microbatch, but for the all-reduce."""
+    """One stage in numbers; times are of one microbatch, but for the all-reduce.
+
+    Where links are shared, those of transfers are means.
+    """
 
     forward_ms: float
     backward_ms: float
@@ -66,10 +73,22 @@ class PlanAnalysis:
         self.plan = replayed.plan
         self.cost = replayed.cost
         self.costs = replayed.costs
+        if isinstance(replayed.run, GroupTimeline):
+            raise PlanFileError("schedule: plans of the second version cannot be drawn yet")
         self.run = replayed.run
         self.iteration_ms = self.run.iteration_ms
         self.num_stages = len(self.plan.stages)
         self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
+
+    def with_times(
+        self, start_ms_N: Floats, end_ms_N: Floats, iteration_ms: float
+    ) -> "PlanAnalysis":
+        """The same plan with other times of its items, such as those of a run."""
+        other = copy.copy(self)
+        other.__dict__.pop("phases", None)
+        other.iteration_ms = iteration_ms
+        other.items = replace(self.items, start_ms_N=start_ms_N, end_ms_N=end_ms_N)
+        return other
 
     @cached_property
     def verdict(self) -> str | None:
@@ -91,6 +110,11 @@ class PlanAnalysis:
     def waited_for(self) -> Codes:
         """For each item the one that it waited for; `NOTHING` if it began with the iteration."""
         return waited_for(self.items, half_duplex=self.costs.half_duplex)
+
+    @cached_property
+    def shared_use(self) -> SharedUse:
+        """How busy shared links are, and which transfers slow each other there."""
+        return shared_use(self.plan, self.costs, self.run.order_SM2, self.items)
 
     @cached_property
     def last_item(self) -> int:
@@ -118,6 +142,11 @@ class PlanAnalysis:
             all_reduce=reduce_ms / whole_ms,
             bubble=0.0,
         )
+
+    @cached_property
+    def shown_costs(self) -> PipelineCosts:
+        """The costs as they turn out: where links are shared, the mean times of transfers."""
+        return costs_as_run(self.costs, self.items)
 
     # -------------------------------------------------------------------- idle and shares
 
@@ -147,7 +176,7 @@ class PlanAnalysis:
             compute = device_ms / (stage.num_replicas * self.iteration_ms)
             links_ms = math.fsum(self.idle[index].on_links_ms)
             communication = links_ms / self.iteration_ms
-            reduce = float(self.costs.all_reduce_ms_S[index]) / self.iteration_ms
+            reduce = float(self.shown_costs.all_reduce_ms_S[index]) / self.iteration_ms
             shares.append(
                 Shares(
                     compute=compute,
@@ -194,7 +223,7 @@ class PlanAnalysis:
         return tuple(self._stage_figures(index) for index in range(self.num_stages))
 
     def _stage_figures(self, index: int) -> StageFigures:
-        costs, is_last = self.costs, index == self.num_stages - 1
+        costs, is_last = self.shown_costs, index == self.num_stages - 1
         return StageFigures(
             forward_ms=float(costs.forward_ms_S[index]),
             backward_ms=float(costs.backward_ms_S[index]),
@@ -223,7 +252,9 @@ class PlanAnalysis:
     @cached_property
     def bottleneck(self) -> Bottleneck:
         """The busiest stage or link."""
-        return find_bottleneck(self.costs, self.shares, self.plan.microbatches, self.iteration_ms)
+        return find_bottleneck(
+            self.shown_costs, self.shares, self.plan.microbatches, self.iteration_ms
+        )
 
     @cached_property
     def has_speeds(self) -> bool:

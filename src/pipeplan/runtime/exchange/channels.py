@@ -40,12 +40,14 @@ from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["Inbox", "Lane", "Outbox"]
+__all__ = ["TAGS_PER_MICROBATCH", "Inbox", "Lane", "Outbox"]
 
 NUM_PARTS = 4
 HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
 """The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
 tensors, or filler, whose receives were posted before the header came."""
+TAGS_PER_MICROBATCH = 2 * NUM_PARTS
+"""One for each part and direction; so the rest of a tag tells these two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Lane:
 
 
 def _tag(microbatch: int, part: int, kind: Kind) -> int:
-    return 2 * (NUM_PARTS * microbatch + part) + (kind is Kind.BACKWARD)
+    return TAGS_PER_MICROBATCH * microbatch + 2 * part + (kind is Kind.BACKWARD)
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class Inbox:
     ) -> None:
         self._transport, self._lane, self._forecasts = transport, lane, forecasts
         self._order, self._position_of = lane.order, lane.position_of
-        self._num_ahead = 1 + receive_ahead
+        self._receive_ahead = receive_ahead
         self._num_posted = self._num_opened = 0
         self._parts_of: dict[int, list[_Incoming]] = {}
         self._joined_of: dict[int, list[torch.Tensor]] = {}
@@ -122,7 +124,13 @@ class Inbox:
 
     def post(self, microbatch: int) -> None:
         """Post all receives up to this microbatch, and a few more."""
-        stop = self._position_of[microbatch] + self._num_ahead
+        self._post_until(self._position_of[microbatch] + 1 + self._receive_ahead)
+
+    def post_ahead(self) -> None:
+        """Post the few receives behind the last message that was taken, whatever runs next."""
+        self._post_until(self._num_opened + self._receive_ahead)
+
+    def _post_until(self, stop: int) -> None:
         while self._num_posted < stop and self._num_posted < len(self._order):
             self._post_one(self._order[self._num_posted])
             self._num_posted += 1

@@ -122,7 +122,7 @@ class Exchange:
         """The lanes to the stage before or behind."""
         channel = self.stage if is_behind else self.stage - 1
         runs_of = routing.runs_out if is_behind else routing.runs_in
-        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD) if is_behind else tuple(Kind)
+        incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD)[:: 1 if is_behind else -1]
         other, own = self.plan.schedule[channel + is_behind], self.plan.schedule[self.stage]
         sent_there = [block.microbatch for block in other if block.kind is incoming]
         sent_here = [block.microbatch for block in own if block.kind is outgoing]
@@ -176,12 +176,32 @@ class StepExchange:
         self._gradients_in, self._outputs = self._open(route.behind, key)
         self._num_sent: dict[int, int] = {}
         """How many tensors each microbatch sent to the stage behind."""
+        self._inboxes: list[Inbox] = []
+        """Where something arrives in this step."""
+
+    def expect(self, order: Sequence[Block]) -> None:
+        """Post the first receives of both directions; `order` has the blocks of this step."""
+        inbox_of = {Kind.FORWARD: self._inputs, Kind.BACKWARD: self._gradients_in}
+        kinds = {block.kind for block in order}
+        self._inboxes = [
+            inbox for kind, inbox in inbox_of.items() if inbox is not None and kind in kinds
+        ]
+        self._post_ahead()
+
+    def _post_ahead(self) -> None:
+        """Post a few receives of both directions: gloo moves nothing before.
+
+        A gradient may come while forwards are still to run, long before a backward is next.
+        """
+        for inbox in self._inboxes:
+            inbox.post_ahead()
 
     def post(self, block: Block) -> None:
-        """Post the receive of the block's input."""
+        """Post the receive of the block's input, and a few of both directions behind it."""
         inbox = self._inputs if block.kind is Kind.FORWARD else self._gradients_in
         if inbox is not None:
             inbox.post(block.microbatch)
+        self._post_ahead()
 
     def take(self, block: Block) -> Arrival:
         """The block's input from its neighbours; waits until it has arrived."""

@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -80,7 +80,7 @@ class LossOfRows:
         state, randomness = ModuleState(modules), SameRandomness()
         randomness.is_noting = True
         try:
-            with torch.no_grad(), randomness, warnings.catch_warnings():
+            with torch.enable_grad(), randomness, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a single row may have no deviation
                 found = self._find(marked, spread_rows(num_rows))
         except Exception:
@@ -95,42 +95,86 @@ class LossOfRows:
             alone = [self._value([0], targets, [first]), self._value([1], targets, [other])]
             weights = [self._weight(targets, [row]) for row in (first, other)]
             both = self._value([0, 1], targets, [first, other])
-            if not sum(weights):
+            if not sum(weights) or not math.isfinite(both.value):
                 continue
-            parts = zip(weights, alone, strict=True)
-            mean = sum(weight * value for weight, value in parts if weight) / sum(weights)
-            if not math.isfinite(both) or self._are_near(both, mean):
+            shares = [weight / sum(weights) for weight in weights]
+            pairs = [(share, part) for share, part in zip(shares, alone, strict=True) if share]
+            mean = sum(share * part.value for share, part in pairs)
+            text = f"{both.value:.6g} for the rows {first} and {other} together"
+            if not self._are_near(both.value, mean):
+                if self._are_near(both.value, sum(part.value for part in alone)):
+                    return (
+                        f"loss_fn: is a sum over rows ({both.value:.6g} for 2 rows,"
+                        f" {alone[0].value:.6g} for one of them), but has to be their mean; use"
+                        " reduction='mean'"
+                    )
+                text += f", {alone[0].value:.6g} and {alone[1].value:.6g} for each"
+            elif not self._have_near_gradients(both, pairs):
+                text += ", as it should, but with another gradient than the mean of both"
+            else:
                 continue
-            if self._are_near(both, sum(alone)):
-                return (
-                    f"loss_fn: is a sum over rows ({both:.6g} for 2 rows, {alone[0]:.6g} for one of"
-                    " them), but has to be their mean; use reduction='mean'"
-                )
             if self.loss.weight_fn is not None:
                 return None  # the caller has said how microbatches count
             return (
-                f"loss_fn: is no mean over rows: {both:.6g} for the rows {first} and {other}"
-                f" together, {alone[0]:.6g} and {alone[1]:.6g} for each; if targets weigh"
-                " differently (ignore_index), give loss_weight_fn, such as lambda targets: (targets"
+                f"loss_fn: is no mean over rows: {text}; if targets weigh differently"
+                " (ignore_index), give loss_weight_fn, such as lambda targets: (targets"
                 " != -100).sum(); if each microbatch shall have a loss of its own, give"
                 " loss_weight_fn=len"
             )
         return None
 
-    def _value(self, which: list[int], targets: Any, rows: list[int]) -> float:
+    def _value(self, which: list[int], targets: Any, rows: list[int]) -> "_Value":
         output = select_rows(self.outputs, which, None)
+        output = map_tensors(output, lambda tensor: tensor.detach().clone())
+        inputs = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+        for tensor in inputs:
+            tensor.requires_grad_()
         chosen = select_rows(targets, rows, self.device) if targets is not None else None
         autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.amp_dtype is not None:
             autocast = torch.autocast(self.device.type, dtype=self.amp_dtype)
-        return float(self.loss.of(output, chosen, 1.0, autocast))
+        loss = self.loss.of(output, chosen, 1.0, autocast)
+        found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+        if loss.requires_grad and inputs:
+            found = torch.autograd.grad(loss, inputs, allow_unused=True)
+        gradients = [
+            torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)
+        ]
+        return _Value(float(loss), gradients)
+
+    def _have_near_gradients(self, both: "_Value", pairs: Sequence[tuple[float, "_Value"]]) -> bool:
+        """Whether the rows' gradients together are those of each row, by their shares."""
+        if len(pairs) < 2:
+            return True
+        for index, whole in enumerate(both.gradients):
+            parts = torch.cat([part.gradients[index] * share for share, part in pairs])
+            if whole.shape != parts.shape or not whole.isfinite().all():
+                continue
+            largest = (
+                max(float(whole.abs().max()), float(parts.abs().max())) if whole.numel() else 0.0
+            )
+            if (
+                float((whole - parts).abs().max() if whole.numel() else 0.0)
+                > self._rounding() * largest
+            ):
+                return False
+        return True
 
     def _weight(self, targets: Any, rows: list[int]) -> float:
         chosen = select_rows(targets, rows, None) if targets is not None else None
         return self.loss.weight(chosen, len(rows))
 
     def _are_near(self, first: float, second: float) -> bool:
+        return math.isclose(first, second, rel_tol=self._rounding(), abs_tol=1e-6)
+
+    def _rounding(self) -> float:
         kinds = {t.dtype for t in tensors_in(self.outputs) if t.is_floating_point()}
         kinds |= {self.amp_dtype or torch.float32}
-        rounding = max(torch.finfo(kind).eps for kind in kinds)
-        return math.isclose(first, second, rel_tol=max(1e-3, rounding**0.75), abs_tol=1e-6)
+        return float(max(1e-3, max(torch.finfo(kind).eps for kind in kinds) ** 0.75))
+
+
+class _Value(NamedTuple):
+    """A loss, and its gradient by each tensor of the outputs."""
+
+    value: float
+    gradients: list[torch.Tensor]

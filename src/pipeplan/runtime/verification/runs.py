@@ -45,7 +45,6 @@ __all__ = [
     "owned_positions",
     "run_stage",
     "run_whole",
-    "spoil",
     "try_whole",
 ]
 
@@ -82,6 +81,8 @@ class Result:
     draws: list[Draw] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     uses_own_generator: bool = False
+    remembers: list[str] = field(default_factory=list)
+    """Buffers and numbers that have changed."""
     has_gradient: bool = False
     """Whether the loss depends on a parameter that is trained."""
 
@@ -158,6 +159,8 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 result.calls.append(recorder.calls)
                 result.entering.append(_crossing(stage.module, recorder, atoms.start))
                 result.leaving.append(_crossing(stage.module, recorder, atoms.stop))
+                if not index:
+                    _require_no_gradients(model)
                 if trains and total.requires_grad:
                     total.backward()  # type: ignore[no-untyped-call]
                     result.has_gradient = True
@@ -226,23 +229,6 @@ def try_whole(stage: StageCalls, sample: Sample) -> list[torch.Tensor] | None:
             return None
         finally:
             state.put_back()
-
-
-def spoil(stage: StageCalls, sample: Sample) -> None:
-    """Run the whole model on other inputs; what becomes of it does not matter."""
-    args, kwargs = map_tensors(list(sample.copied().call), _other_values)
-    with contextlib.suppress(Exception), SameRandomness(), collect_losses() as extra:
-        with stage.autocast():
-            output = stage.module.model(*args, **kwargs)
-        loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
-        sum([*extra], start=loss).backward()  # type: ignore[no-untyped-call]
-
-
-def _other_values(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_floating_point():
-        generator = torch.Generator().manual_seed(1)
-        return torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-    return torch.zeros_like(tensor)
 
 
 def run_stage(
@@ -366,6 +352,16 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     _clear(stage.module.model)
     for parameter in stage.parameters.values():
         parameter.grad = None
+
+
+def _require_no_gradients(model: nn.Module) -> None:
+    """Refuse a forward that has run a backward: it would count each microbatch as a batch."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise RuntimeMismatchError(
+                f"parameter {printable(name)!r}: has a gradient already behind the forward, which"
+                " runs a backward of its own; let the layer call pipeplan.runtime.add_loss instead"
+            )
 
 
 def _clear(model: nn.Module) -> None:

@@ -12,8 +12,6 @@ changed a little while it lasts: they could hide a difference.
 """
 
 import contextlib
-import math
-import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +23,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.verification.differences import (
     NOT_THERE,
@@ -34,16 +33,17 @@ from pipeplan.runtime.verification.differences import (
     find_difference,
 )
 from pipeplan.runtime.verification.loss_rows import LossOfRows
+from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
 from pipeplan.runtime.verification.runs import (
     Result,
     Sample,
     StageCalls,
-    evaluate_whole,
     run_stage,
     run_whole,
-    spoil,
     try_whole,
 )
+from pipeplan.runtime.verification.same_randomness import SameRandomness
+from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
@@ -72,6 +72,10 @@ class Report:
     """Why the whole model could not run at all."""
     loss_rows: LossOfRows | None = None
     """By which the last stage looks at targets of later batches."""
+    note: str | None = None
+    """What users should know of rows that influence each other."""
+    remembers: tuple[str, ...] = ()
+    """Buffers and numbers that a forward of the whole model changes."""
 
 
 def compare_stage(
@@ -104,17 +108,15 @@ def compare_stage(
             for name, parameter in stage.parameters.items()
             if len(held_by[name]) > 1 and id(parameter) not in separated
         ]
-        loss_rows = None
+        rows = RowReport()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
-                if joint is not None and difference is None and module.is_last:
-                    aims = spread or (joint.targets, joint.num_rows)
-                    difference, loss_rows = _look_at_rows(
-                        stage, samples, wholes[False], joint, aims
-                    )
+                if joint is not None and difference is None:
+                    rows = look_at_rows(stage, samples, wholes, joint, spread)
+                    difference = _in_forward(rows.problem) if rows.problem else None
         finally:
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
@@ -132,7 +134,9 @@ def compare_stage(
         loss=float(sum(wholes[True].losses)),
         whole=_project(wholes[True], shared, first_name_of),
         cut=_project(cut, shared, first_name_of),
-        loss_rows=loss_rows,
+        loss_rows=rows.loss_rows,
+        note=rows.note,
+        remembers=tuple(wholes[True].remembers),
     )
 
 
@@ -170,8 +174,9 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             results = {}
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
+                results[trains].remembers = state.of_modules.changed_numbers(model)
                 state.put_back()
-            spoil(stage, samples[0])
+            _spoil(stage, samples[0])
         except RuntimeMismatchError:
             raise
         except Exception as error:
@@ -189,6 +194,23 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 " detach, and must not be computed under torch.no_grad"
             )
     return results
+
+
+def _spoil(stage: StageCalls, sample: Sample) -> None:
+    """Run the whole model on other inputs; what becomes of it does not matter."""
+    args, kwargs = map_tensors(list(sample.copied().call), _other_values)
+    with contextlib.suppress(Exception), SameRandomness(), collect_losses() as extra:
+        with stage.autocast():
+            output = stage.module.model(*args, **kwargs)
+        loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
+        sum([*extra], start=loss).backward()  # type: ignore[no-untyped-call]
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+    return torch.zeros_like(tensor)
 
 
 def _run_and_compare(
@@ -242,61 +264,6 @@ def _find_missing(stage: StageCalls, whole: Result) -> str | None:
                 " own forward"
             )
     return None
-
-
-def _look_at_rows(
-    stage: StageCalls,
-    samples: Sequence[Sample],
-    whole: Result,
-    joint: Sample,
-    spread: tuple[Any, int],
-) -> tuple[Difference | None, LossOfRows | None]:
-    """Refuse a loss that is no mean over rows; say so if rows influence each other in the model."""
-    with stage.module.whole():
-        state = stage.state()
-        try:
-            found, output = evaluate_whole(stage, joint)
-        except Exception:
-            return None, None  # the batch's rows alone are what counts
-        finally:
-            state.put_back()
-    rows = LossOfRows.of(stage.loss, output, joint.num_rows, stage.device, stage.amp_dtype)
-    problem = rows.find_problem(*spread) if rows is not None else None
-    if problem is not None:
-        return _in_forward(problem), None
-    shares = stage.shares(samples)
-    mean = sum(float(loss) for loss in whole.losses)
-    parts = [float(loss) / share for loss, share in zip(whole.losses, shares, strict=True) if share]
-    rounding = torch.finfo(stage.amp_dtype or torch.float32).eps ** 0.75
-    kinds = {loss.dtype for loss in whole.losses} | {t.dtype for t in stage.parameters.values()}
-    rounding = max([rounding, *(torch.finfo(kind).eps ** 0.75 for kind in kinds)])
-
-    def is_near(value: float) -> bool:
-        return math.isclose(found, value, rel_tol=5 * rounding, abs_tol=1e-6)
-
-    if is_near(mean) or not all(map(math.isfinite, (found, mean))):
-        return None, rows
-    if rows is None and is_near(sum(parts)):
-        return _in_forward(
-            f"loss_fn: is a sum over rows ({found:.6g} for {joint.num_rows} rows, {parts[0]:.6g}"
-            f" for {samples[0].num_rows} of them), but has to be their mean; use reduction='mean'"
-        ), None
-    text = (
-        f"its loss is {found:.6g} for {joint.num_rows} rows, and {mean:.6g} as the mean of"
-        f" {len(samples)} microbatches"
-    )
-    if rows is None and stage.loss.weight_fn is None:
-        return _in_forward(
-            f"loss_fn: is no mean over rows: {text}; if targets weigh differently (ignore_index),"
-            " compute the loss of the model's output and of targets in loss_fn, and give"
-            " loss_weight_fn; if each microbatch shall have a loss of its own, give"
-            " loss_weight_fn=lambda targets: 1"
-        ), None
-    sys.stderr.write(
-        f"pipeplan: rows influence each other in the model or in loss_fn: {text}; each microbatch"
-        " is computed by itself, as with gradient accumulation\n"
-    )
-    return None, rows
 
 
 def failed(error: RuntimeMismatchError) -> Report:

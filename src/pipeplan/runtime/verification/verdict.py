@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
@@ -95,7 +96,23 @@ class Verification:
                 f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
                 " this out)"
             )
+        if self.rank == self._comparing[0]:
+            self._tell_notes(reports)
         return next((each.whole_error for each in reports if each.whole_error), None), loss_rows
+
+    def _tell_notes(self, reports: list[Report]) -> None:
+        """Say how training by microbatches differs from training by whole batches."""
+        notes = [report.note for report in reports if report.note][-1:]  # the loss tells most
+        names = list(dict.fromkeys(name for report in reports for name in report.remembers))
+        num_parts = self.num_microbatches * max(map(len, self.stage_ranks))
+        if names and num_parts > 1:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            notes.append(
+                f"{printable(names[0])!r}{more} change in each forward: once for each microbatch,"
+                " as with gradient accumulation, not once for each batch"
+            )
+        for note in notes:
+            sys.stderr.write(f"pipeplan: {note}\n")
 
     @property
     def _comparing(self) -> list[int]:

@@ -25,6 +25,7 @@ const slot = (isTransfer, direction, where, m) => ((isTransfer * 2 + direction) 
 function loadItems() {
   const blockStarts = unpack(data.block_start_ms, Float64Array), order = unpack(data.order, Int32Array);
   const sendStarts = unpack(data.transfer_start_ms, Float64Array), sent = unpack(data.sent, Int32Array);
+  const sendEnds = data.sharing && unpack(data.sharing.transfer_end_ms, Float64Array);
   start.set(blockStarts, 0);
   start.set(sendStarts, FIRST_TRANSFER);
   for (let i = 0; i < FIRST_TRANSFER; i++) {
@@ -41,7 +42,8 @@ function loadItems() {
     place[i] = lane >> 1;
     microbatch[i] = sent[i - FIRST_TRANSFER];
     const stage = data.stages[place[i]];
-    end[i] = start[i] + (kind[i] === FORWARD ? stage.send_ms : stage.return_ms);
+    if (sendEnds) end[i] = sendEnds[i - FIRST_TRANSFER];
+    else end[i] = start[i] + (kind[i] === FORWARD ? stage.send_ms : stage.return_ms);
     numberOf[slot(1, kind[i], place[i], microbatch[i])] = i;
   }
 }
@@ -62,6 +64,13 @@ const busyBefore = new Float64Array(ITEMS + 1), backBefore = new Float64Array(IT
 for (let i = 0; i < ITEMS; i++) {
   busyBefore[i + 1] = busyBefore[i] + end[i] - start[i];
   backBefore[i + 1] = backBefore[i] + (kind[i] === BACKWARD ? end[i] - start[i] : 0);
+}
+// Which transfers are slowed, because another one uses the same link: by number what, where, how much.
+const slowed = new Map();
+if (data.sharing) {
+  const by = unpack(data.sharing.by, Int32Array), on = unpack(data.sharing.on, Int32Array);
+  const more = unpack(data.sharing.more_ms, Float64Array);
+  unpack(data.sharing.slowed, Int32Array).forEach((i, k) => slowed.set(i, { by: by[k], link: data.sharing.links[on[k]], more: more[k] }));
 }
 const critical = [];
 for (let i = summary ? NOTHING : data.last; i !== NOTHING; i = waits[i]) critical.push(i);

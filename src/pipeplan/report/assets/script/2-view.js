@@ -14,7 +14,7 @@ let colours = {}, lanes = [], lanesHeight = 0, width = 0, height = 0, labels = 0
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["card", "text", "quiet", "line", "lane", "forward", "backward", "reduce", "there",
-    "back", "critical", "accent", "bad", "on-forward", "on-backward", "on-reduce"]) colours[name] = style.getPropertyValue("--" + name).trim();
+    "back", "slowed", "critical", "accent", "bad", "on-forward", "on-backward", "on-reduce"]) colours[name] = style.getPropertyValue("--" + name).trim();
   colours.mixes = [0, 0.25, 0.5, 0.75, 1].map((part) => mix(colours.forward, colours.backward, part));
 }
 function mix(a, b, part) {

@@ -1,5 +1,5 @@
 // The timeline on its canvas.
-const rects = { forward: [], backward: [], there: [], back: [], reduce: [] };
+const rects = { forward: [], backward: [], there: [], back: [], reduce: [], slowed: [] };
 const texts = [];
 
 function draw() {
@@ -48,12 +48,14 @@ function drawLane(lane, y) {
       const x = xOf(start[i]), wide = (end[i] - start[i]) * perMs * lane.pace;
       const shown = wide > 3 ? wide - 0.8 : Math.max(wide, 0.5); // the gap tells neighbours apart
       rects[name || (kind[i] === FORWARD ? "forward" : "backward")].push(x, y, shown, lane.height);
+      if (slowed.has(i)) rects.slowed.push(x, y + lane.height - 2, shown, 2);
       if (!lane.thin && wide > 12) addText(i, x, wide, y, lane.height);
     }
   }
   if (lane.reduce !== NOTHING && end[lane.reduce] > state.from && end[lane.reduce] > start[lane.reduce]) {
     const x = xOf(start[lane.reduce]), wide = xOf(end[lane.reduce]) - x;
     rects.reduce.push(x, y, Math.max(wide, 1), lane.height);
+    if (slowed.has(lane.reduce)) rects.slowed.push(x, y + lane.height - 2, Math.max(wide, 1), 2);
     if (wide > 66) texts.push("all-reduce", x + wide / 2, y + lane.height / 2, -1, "on-reduce");
   }
 }

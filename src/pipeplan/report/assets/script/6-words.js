@@ -14,7 +14,13 @@ function describe(i) {
     const queued = isTransfer(i) && isTransfer(waits[i]);
     lines.push(`waited for ${nameOf(waits[i])}${busy ? " (its devices were busy)" : queued ? " (the link was busy)" : ""}`);
   }
+  if (slowed.has(i)) lines.push(slowedBy(i));
+  else if (slowed.has(waits[i])) lines.push(`which was ${slowedBy(waits[i])}`);
   return [nameOf(i), ...lines];
+}
+function slowedBy(i) {
+  const found = slowed.get(i);
+  return `slowed by ${ms(found.more)}: ${nameOf(found.by)} used ${shown(found.link)} too`;
 }
 // A moment of a summary: how busy the lane is in its bin.
 function describeBin(lane, time) {

@@ -33,16 +33,20 @@ function* nameEvents() {
     }
   }
 }
+function slowedArgs(i) {
+  const found = slowed.get(i);
+  return found ? { slowed_by: nameOf(found.by), slowed_on: found.link, slowed_ms: found.more } : {};
+}
 function* sliceEvents() {
   for (let i = 0; i < FIRST_TRANSFER; i++) {
-    const args = { microbatch: microbatch[i], waited_for: waits[i] === NOTHING ? "nothing" : nameOf(waits[i]) };
+    const args = { microbatch: microbatch[i], waited_for: waits[i] === NOTHING ? "nothing" : nameOf(waits[i]), ...slowedArgs(waits[i]) };
     for (const device of data.stages[place[i]].devices) {
       const until = start[i] + (end[i] - start[i]) * device.pace;
       yield makeSlice(code(i), kind[i] === FORWARD ? "forward" : "backward", device.index, 0, start[i], until, args);
     }
   }
   for (let i = FIRST_TRANSFER; i < FIRST_REDUCE; i++) {
-    const there = kind[i] === FORWARD, args = { microbatch: microbatch[i], waited_for: nameOf(waits[i]) };
+    const there = kind[i] === FORWARD, args = { microbatch: microbatch[i], waited_for: nameOf(waits[i]), ...slowedArgs(i) };
     for (const [side, tid] of (there ? [1, 3] : [2, 4]).entries()) {
       for (const device of data.stages[place[i] + side].devices) {
         yield makeSlice(code(i), there ? "activations" : "gradients", device.index, tid, start[i], end[i], args);
@@ -51,7 +55,7 @@ function* sliceEvents() {
   }
   for (const [n, stage] of data.stages.entries()) {
     if (stage.devices.length < 2) continue;
-    const i = FIRST_REDUCE + n, args = { replicas: stage.devices.length };
+    const i = FIRST_REDUCE + n, args = { replicas: stage.devices.length, ...slowedArgs(i) };
     for (const device of stage.devices) yield makeSlice("all-reduce", "all-reduce", device.index, 5, start[i], end[i], args);
   }
 }
@@ -80,8 +84,21 @@ function* memoryEvents() {
     }
   }
 }
+function* linkEvents() {
+  const links = data.sharing ? data.sharing.busiest : [];
+  if (!links.length) return;
+  const pid = data.sharing.cluster_devices;
+  yield { ph: "M", name: "process_name", pid, args: { name: "shared links" } };
+  yield { ph: "M", name: "process_sort_index", pid, args: { sort_index: pid } };
+  for (const link of links) {
+    const used = unpack(link.used, Float64Array);
+    for (const [k, time] of unpack(link.times_ms, Float64Array).entries()) {
+      yield { ph: "C", name: link.name, pid, ts: us(time), args: { "GB/s": used[k] * link.gb_per_s } };
+    }
+  }
+}
 function traceText() {
-  const events = [...nameEvents(), ...sliceEvents(), ...flowEvents(), ...memoryEvents()];
+  const events = [...nameEvents(), ...sliceEvents(), ...flowEvents(), ...memoryEvents(), ...linkEvents()];
   return JSON.stringify({ traceEvents: events, displayTimeUnit: "ms" });
 }
 byId("download-plan").addEventListener("click", async () => save(await planText(), "plan"));

@@ -1,0 +1,55 @@
+"""Plan with shares that follow speed, and with even shares only; take the faster plan.
+
+Both searches draw random numbers, so one may miss what the other finds. With both, a plan is never
+slower than one with even shares. The second search is left out once the optimum is found.
+"""
+
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pipeplan import _core
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.planner.best import OPTIMAL_WITHIN, plan_best
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+
+__all__ = ["plan_best_shares"]
+
+FASTER = 1 - 1e-12
+"""By less than this two plans take the same time."""
+
+
+def plan_best_shares(
+    problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None
+) -> Draft:
+    """The fastest plan with whatever shares, with its certificate; see `plan_best`."""
+    if not problem.any_shares:
+        return plan_best(problem, starts, first)
+    starts, again = itertools.tee(starts)
+    best = plan_best(problem, starts, first)
+    assert best.bound is not None, "a search proves a bound"
+    if best.bound.gap(best.iteration_ms) < OPTIMAL_WITHIN:
+        return best
+    if time.monotonic() >= problem.deadline:
+        return best
+    try:
+        even_only = replace(problem, limits=replace(problem.limits, shares=False))
+        return _faster(best, plan_best(even_only, again, first))
+    except (InfeasibleError, _core.DeadlineError):
+        return best
+    except SearchInterrupted as stop:
+        found = _faster(best, stop.draft)
+        raise SearchInterrupted(
+            replace(found, notes={**found.notes, "interrupted": True})
+        ) from None
+    except KeyboardInterrupt:
+        raise SearchInterrupted(replace(best, notes={**best.notes, "interrupted": True})) from None
+
+
+def _faster(best: Draft, even: Draft) -> Draft:
+    """The faster of two plans, with the bound for any shares, which comes with the first."""
+    if not even.iteration_ms < best.iteration_ms * FASTER or best.bound is None:
+        return best
+    bound_ms = min(best.bound.lower_bound_ms, even.iteration_ms)
+    return replace(even, bound=replace(best.bound, lower_bound_ms=bound_ms), notes=best.notes)

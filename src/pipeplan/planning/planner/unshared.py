@@ -1,0 +1,41 @@
+"""The problem as if no link were shared: what it proves and finds is a start for the real one.
+
+Sharing a link only makes transfers longer. So a lower bound for the problem without shared links
+holds with them, too. And its plan, judged by the real times, is a plan to start from: who knows
+about the links is never slower than who does not.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+
+__all__ = ["plan_knowing_links"]
+
+PlanFrom = Callable[[Problem, Iterable[Draft], Draft | None], Draft]
+"""Plans a problem from complete plans, and before these from a draft, if there is one."""
+
+
+def plan_knowing_links(
+    problem: Problem, plan_from: PlanFrom, starts: Callable[[Problem], Iterable[Draft]]
+) -> Draft:
+    """The draft of `plan_from`. Where links are shared, it starts from what it finds without."""
+    if problem.cost.contention is None:
+        return plan_from(problem, starts(problem), None)
+    unshared = replace(
+        problem, cost=problem.cost.without_shared_links(), deadline=_half_time(problem.deadline)
+    )
+    try:
+        first = plan_from(unshared, starts(unshared), None)
+    except SearchInterrupted as stop:
+        # The door finds its real time. Its guarantee is one for links that are not shared.
+        raise SearchInterrupted(replace(stop.draft, schedule_guarantee_ms=None)) from None
+    return plan_from(problem, starts(problem), first)
+
+
+def _half_time(deadline: float) -> float:
+    """Half of the time that is left for the one, half for the other."""
+    now = time.monotonic()
+    return deadline if math.isinf(deadline) else now + (deadline - now) / 2

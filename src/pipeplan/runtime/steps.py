@@ -1,0 +1,173 @@
+"""One rank's steps: agree on the batch, run the blocks, sum gradients, update, return the loss."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeplan.pipeline import Kind, Plan
+from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
+from pipeplan.runtime.batches import as_call, mark_rows
+from pipeplan.runtime.device_timing import DeviceTiming
+from pipeplan.runtime.exchange.rank_tree import make_sum
+from pipeplan.runtime.exchange.row_routing import RowRouter
+from pipeplan.runtime.exchange.transports import Transport
+from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.parameters import share_statistics
+from pipeplan.runtime.placement import Placement
+from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.settings_agreement import hash_options
+from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.step_checks import SameModel, require_inputs
+from pipeplan.runtime.supervision.status_board import State
+from pipeplan.runtime.supervision.watchdog import Watchdog
+from pipeplan.runtime.tracing import ReduceTimes, Times
+from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.verification.first_step import FirstStep
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Trains and evaluates; counts nothing and saves nothing."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rank: int,
+        placement: Placement,
+        replica: Replica | None,
+        transport: Transport,
+        loss: LossTerms,
+        updater: Updater,
+        watchdog: Watchdog,
+        first_step: FirstStep,
+        optimizer: torch.optim.Optimizer,
+        compares_batches: bool,
+    ) -> None:
+        """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
+        self._rank, self._replica, self._transport = rank, replica, transport
+        self._loss, self._updater, self._watchdog = loss, updater, watchdog
+        self._first_step, self._optimizer = first_step, optimizer
+        self._stage, self._index = placement.find(rank) or (-1, -1)
+        self._is_last = self._stage == plan.num_stages - 1
+        self._order = tuple(plan.schedule[self._stage]) if self._stage >= 0 else ()
+        self.router = RowRouter(plan, placement.ranks, self._stage, self._index)
+        self._agreement = BatchAgreement(
+            rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
+        )
+        self._sum = make_sum(transport, placement.ranks)
+        self._same_model = SameModel(replica)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, hash_options(optimizer))
+        self._compares_options = len(set(found)) == 1
+        """Not if optimizer_fn makes other groups on other ranks."""
+        self.metrics: dict[str, float] = {}
+        """The metrics of the last step or evaluation."""
+        self.num_rows = 0
+        """The rows of the last batch."""
+        self.start_s, self.iteration_ms = time.perf_counter(), 0.0
+        """When the last training step began, and how long it took."""
+        self.times: list[Times] = []
+        """When each block of the last step waited and ran."""
+
+    def train(self, batch: Any, targets: Any, number: int, *, update: bool) -> float:
+        """Train on a batch, and return its mean loss; `number` batches came before."""
+        self.start_s = time.perf_counter()
+        mode = Mode.TRAINING if update else Mode.ACCUMULATION
+        blocks, stats = self._begin(batch, targets, mode, number)
+        if blocks is not None:
+            replica = blocks.replica
+            replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
+            with replica.runner.sharing_casts():
+                blocks.run(self._order)
+        if blocks is not None and update:
+            reduce_s = time.perf_counter()
+            self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
+            blocks.replica.reducer.finish()
+            self.times.append(ReduceTimes(reduce_s, time.perf_counter()))
+        self._first_step.require_no_doubt(self._watchdog)
+        self._watchdog.enter(State.WAITING, "for the loss")
+        weighs = self._is_last and self._index == 0
+        weight = blocks.total_weight if blocks is not None and weighs else 0.0
+        loss = self._take_sums(self._updater.update(stats, weight, self._sum, applies=update))
+        self._transport.synchronize()
+        self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3
+        return loss
+
+    def evaluate(self, batch: Any, targets: Any, number: int) -> float:
+        """The mean loss of a batch; forwards only."""
+        blocks, stats = self._begin(batch, targets, Mode.EVALUATION, number)
+        if blocks is not None:
+            replica = blocks.replica
+            share_statistics(replica.module.model, replica.group, replica.ranks)
+            with replica.runner.evaluating():
+                blocks.run([block for block in self._order if block.kind is Kind.FORWARD])
+        self._first_step.require_no_doubt(self._watchdog)
+        self._watchdog.enter(State.WAITING, "for the loss")
+        self._sum.start(stats)
+        return self._take_sums(self._sum.finish())
+
+    def _begin(
+        self, batch: Any, targets: Any, mode: Mode, number: int
+    ) -> tuple[StepBlocks | None, torch.Tensor]:
+        """The blocks of this rank, None if it has no stage; and where the loss is summed."""
+        self._watchdog.enter(State.WAITING, "for the start of the step")
+        require_inputs(self._rank, self._stage, self._replica, batch, targets, self._loss)
+        if mode is not Mode.EVALUATION:
+            self._same_model.require()
+        options = hash_options(self._optimizer) if self._compares_options else -1
+        agreed = self._agreement.agree(batch, targets, mode, number, self._transport, options)
+        self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
+        self._watchdog.note_batch(agreed.key)
+        self.num_rows, self.times = agreed.rows, []
+        stats = torch.zeros(
+            1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
+        )
+        if self._replica is None:
+            return None, stats
+        return self._make_blocks(self._replica, batch, targets, agreed, number, stats), stats
+
+    def _make_blocks(
+        self,
+        replica: Replica,
+        batch: Any,
+        targets: Any,
+        agreed: Agreed,
+        number: int,
+        stats: torch.Tensor,
+    ) -> StepBlocks:
+        """The blocks of a step, with what they need."""
+        rows, routing = agreed.rows, self.router.route(agreed.rows)
+        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if replica.module.needs_inputs:
+            call = as_call(mark_rows(batch, rows, "batch"))
+        if self._is_last and targets is not None:
+            targets = mark_rows(targets, rows, "targets")
+        total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
+        return StepBlocks(
+            step=number,
+            reduces=agreed.mode is Mode.TRAINING,
+            replica=replica,
+            exchange=replica.exchange.begin(routing, agreed.key),
+            device=self._transport.device,
+            rows=routing.ranges,
+            num_rows=rows,
+            call=call,
+            targets=targets,
+            loss=self._loss if self._is_last else None,
+            total_weight=total_weight,
+            gradient_scale=self._updater.gradient_scale(total_weight),
+            stats=stats,
+            watchdog=self._watchdog,
+            timing=DeviceTiming(self._transport.streams),
+            times=self.times,
+        )
+
+    def _take_sums(self, sums: list[float]) -> float:
+        """The loss, of the sums over all ranks."""
+        loss, *numbers = sums
+        self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
+        return loss

@@ -1,0 +1,188 @@
+"""A plan in, a measurement out.
+
+>>> from pipeplan.testbed.door import Testbed
+>>> with Testbed() as testbed:
+...     measured = testbed.measure(plan)
+"""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from pipeplan.documents.plans import plan_document
+from pipeplan.errors import InputError, RuntimeMismatchError
+from pipeplan.pipeline import GroupTimeline, Plan
+from pipeplan.replaying import simulate
+from pipeplan.testbed.abilities import find_abilities
+from pipeplan.testbed.measurement import Measurement
+from pipeplan.testbed.orders import Answer, Order, Way
+from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
+from pipeplan.testbed.topology import find_topology
+
+__all__ = ["Testbed"]
+
+NUM_WARM_UPS = 2
+"""The first step has no forecasts of its messages yet, and connections begin slowly."""
+START_S, PATIENCE = 120.0, 20.0
+"""How long to wait for an answer: this, and so many times as long as predicted."""
+NURSERY = "pipeplan.testbed.nursery"
+READ_BYTES = 1 << 16
+
+
+class Testbed:
+    """Runs plans on emulated clusters, one after another. Nothing is left behind when it closes."""
+
+    __test__ = False  # for pytest: its name begins like a test's
+
+    def __init__(self, way: Way | None = None) -> None:
+        """`way` is the best one that works here, by default.
+
+        Raises:
+            RuntimeMismatchError: torch is not installed, or the way that is asked does not work.
+        """
+        from importlib.util import find_spec
+
+        if find_spec("torch") is None:
+            raise RuntimeMismatchError("testbed: needs torch; pip install 'pipeplan[torch]'")
+        self._abilities = find_abilities()
+        self.way = self._abilities.way if way is None else way
+        if self.way is Way.NAMESPACES and self._abilities.failed_step:
+            raise RuntimeMismatchError(
+                f"testbed: namespaces do not work here ({self._abilities.failed_step}); use pacing"
+            )
+        self.note = ""
+        """One line, if the machine does not allow namespaces."""
+        if self._abilities.failed_step:
+            self.note = (
+                f"no network namespaces here ({self._abilities.failed_step}); pacing gloo's sockets"
+                " over loopback instead"
+            )
+        self._nursery: subprocess.Popen[bytes] | None = None
+
+    def measure(
+        self,
+        plan: Plan,
+        *,
+        num_iterations: int = 5,
+        time_factor: float | None = None,
+        whole_samples: bool = False,
+        build: str | None = None,
+    ) -> Measurement:
+        """Run a plan, and return its times.
+
+        Args:
+            plan: what to run.
+            num_iterations: how many are measured, after warm-ups.
+            time_factor: everything lasts so many times as long; by default as the machine needs.
+            whole_samples: divide the plan's samples, as training does, instead of the exact shares.
+            build: MODULE:FUNCTION of a model to train really; blocks are padded to their times.
+
+        Raises:
+            InputError: the plan cannot be emulated.
+            RuntimeMismatchError: a rank has failed.
+        """
+        timeline = simulate(plan)
+        if isinstance(timeline, GroupTimeline):
+            raise RuntimeMismatchError(
+                "plan: has several stages a device, backwards cut in two, gradient buckets or a"
+                " sharded optimizer, which the runtime cannot run yet"
+            )
+        if not timeline.iteration_ms:
+            raise InputError("plan: its iteration takes no time, so there is nothing to measure")
+        if build is None:
+            require_possible_sizes(plan)
+        scale = choose_scale(
+            plan,
+            timeline,
+            time_factor=time_factor,
+            keeps_bytes=build is not None,
+            whole_samples=whole_samples or build is not None,
+        )
+        scaled = scale_plan(plan, scale)
+        if find_topology(scaled).switches and self.way is Way.PACING:
+            raise RuntimeMismatchError(
+                "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
+                f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
+            )
+        order = Order(
+            plan=plan_document(scaled),
+            way=self.way,
+            num_warm_ups=NUM_WARM_UPS,
+            num_iterations=num_iterations,
+            build=build,
+        )
+        seconds = timeline.iteration_ms * scale.time_factor / 1e3
+        limit_s = START_S + PATIENCE * (NUM_WARM_UPS + num_iterations) * seconds
+        answer = self._ask(order, limit_s)
+        if answer.problem:
+            raise RuntimeMismatchError(f"testbed: {answer.problem}")
+        return Measurement(
+            plan=plan,
+            timeline=timeline,
+            scale=scale,
+            way=self.way,
+            note=self.note,
+            ranks=tuple(answer.ranks),
+        )
+
+    def close(self) -> None:
+        """End all processes, and return when they are gone."""
+        nursery, self._nursery = self._nursery, None
+        if nursery is None:
+            return
+        nursery.kill()
+        assert nursery.stdout is not None
+        assert nursery.stdin is not None
+        nursery.stdout.read()  # every process below the nursery has it open, until it ends
+        with contextlib.suppress(BrokenPipeError):
+            nursery.stdin.close()
+        nursery.stdout.close()
+        nursery.wait()
+
+    def __enter__(self) -> "Testbed":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def _ask(self, order: Order, limit_s: float) -> Answer:
+        """The nursery's answer; whatever goes wrong meanwhile ends it."""
+        try:
+            if self._nursery is None:
+                self._nursery = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", NURSERY, str(os.getpid()), self._abilities.privilege],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for this process only
+                )
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._nursery.stdin.flush()
+            return msgspec.json.decode(self._read_line(limit_s), type=Answer)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_line(self, limit_s: float) -> bytes:
+        assert self._nursery is not None
+        assert self._nursery.stdout is not None
+        number, line = self._nursery.stdout.fileno(), b""
+        deadline_s = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(number, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline_s - time.monotonic())):
+                    raise RuntimeMismatchError(
+                        f"testbed: no answer within {limit_s:.0f} s; is the machine overloaded?"
+                    )
+                part = os.read(number, READ_BYTES)
+                if not part:
+                    raise RuntimeMismatchError("testbed: its processes have ended unexpectedly")
+                line += part
+        return line

@@ -1,0 +1,248 @@
+"""The runtime with blocks as long as the profile says.
+
+A block begins when its device is free and its input has arrived, and ends so many milliseconds
+later. Both are moments of a clock, so that delays of this machine do not add up::
+
+    device    |  F0  |  F1  |....wait for B0....|  B0  |
+    thread    |sleep.|,sleep|                   |,sleep.     , is Python: below a millisecond
+
+A thread that comes late by up to `GRACE_S` is forgiven: a device would have begun already. What is
+later than that counts. So a runtime that blocks its own device shows in the measurement.
+
+Arrivals: a thread for each kind of message waits for it and notes the moment. The message counts as
+arrived a latency later: not every kernel can delay packets.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from pipeplan.pipeline import Kind
+from pipeplan.runtime.exchange.channels import TAGS_PER_MICROBATCH
+from pipeplan.runtime.exchange.rank_tree import TREE_TAG
+from pipeplan.runtime.exchange.transports import GlooTransport, Transport
+from pipeplan.runtime.replica_setup import ReplicaSettings
+from pipeplan.runtime.streams import HostStreams
+from pipeplan.runtime.training import Pipeline
+
+__all__ = ["BlockRecord", "DeviceClock", "Pace", "PacedPipeline"]
+
+GRACE_S = 2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRecord:
+    """When a block was under way, by the clock of this machine."""
+
+    kind: Kind
+    microbatch: int
+    start_s: float
+    end_s: float
+    arrival_s: float
+    """When its input had arrived; 0 if it has none."""
+    over_s: float
+    """By how much real computation took longer than its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long this rank's blocks take, and how far away other ranks are."""
+
+    forward_s: float
+    backward_s: float
+    """With what recomputation takes."""
+    latency_s: tuple[float, ...]
+    """From each rank."""
+    reduce_latency_s: float
+    """Of the whole all-reduce."""
+
+
+class DeviceClock:
+    """The time of one emulated device."""
+
+    def __init__(self) -> None:
+        self._free_s = self._arrived_s = 0.0
+        self._arrival_of: dict[tuple[int, int], float] = {}
+        """By microbatch and kind, forwards 0 and backwards 1."""
+        self.records: list[BlockRecord] = []
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._free_s, self._arrived_s = time.perf_counter(), 0.0
+        self._arrival_of, self.records = {}, []
+
+    def note_arrival(self, moment_s: float, tag: int) -> None:
+        """Note that a message counts as arrived at this moment; before the block that needs it."""
+        self._arrived_s = max(self._arrived_s, moment_s)
+        if tag < TREE_TAG:
+            key = (tag // TAGS_PER_MICROBATCH, tag % 2)
+            self._arrival_of[key] = max(self._arrival_of.get(key, 0.0), moment_s)
+
+    @contextlib.contextmanager
+    def block(self, kind: Kind, microbatch: int, length_s: float) -> Any:
+        """Let what is inside take this long."""
+        start_s = max(self._free_s, self._arrived_s, time.perf_counter() - GRACE_S)
+        yield
+        end_s = start_s + length_s
+        over_s = max(0.0, time.perf_counter() - end_s)
+        sleep_until(end_s)
+        self._free_s = end_s = max(end_s, time.perf_counter() - GRACE_S)
+        arrival_s = self._arrival_of.get((microbatch, int(kind is Kind.BACKWARD)), 0.0)
+        self.records.append(
+            BlockRecord(
+                kind=kind,
+                microbatch=microbatch,
+                start_s=start_s,
+                end_s=end_s,
+                arrival_s=arrival_s,
+                over_s=over_s,
+            )
+        )
+
+
+def sleep_until(moment_s: float) -> None:
+    """Sleep; a busy loop would take the processor from other ranks."""
+    rest_s = moment_s - time.perf_counter()
+    if rest_s > 0:
+        time.sleep(rest_s)
+
+
+class _NotedWork:
+    """A receive whose arrival is noted; it counts as arrived a latency after it has."""
+
+    def __init__(self, work: Any, clock: DeviceClock, latency_s: float, tag: int) -> None:
+        self._work, self._clock, self._latency_s, self._tag = work, clock, latency_s, tag
+        self._done = threading.Event()
+        self._arrived_s = 0.0
+        self._error: BaseException | None = None
+
+    def watch(self) -> None:
+        """Wait in a thread of its own."""
+        try:
+            self._work.wait()
+        except BaseException as error:
+            self._error = error
+        self._arrived_s = time.perf_counter() + self._latency_s
+        self._done.set()
+
+    def wait(self) -> None:
+        """Wait until it counts as arrived."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        self._clock.note_arrival(self._arrived_s, self._tag)
+        sleep_until(self._arrived_s)
+
+
+class _NotingTransport(GlooTransport):
+    """Gloo, with the moments at which messages arrive."""
+
+    def __init__(self, clock: DeviceClock, latency_s: tuple[float, ...]) -> None:
+        super().__init__(HostStreams())
+        self._clock, self._latency_s = clock, latency_s
+        self._queues: dict[tuple[int, int], queue.SimpleQueue[_NotedWork]] = {}
+
+    def receive_header(self, header: torch.Tensor, rank: int, tag: int) -> Any:
+        """Start to receive into memory of the host."""
+        work = super().receive_header(header, rank, tag)
+        noted = _NotedWork(work, self._clock, self._latency_s[rank], tag)
+        # Headers are awaited long before they come. Other messages must not queue behind them.
+        key = (rank, tag % TAGS_PER_MICROBATCH if tag < TREE_TAG else tag)
+        if key not in self._queues:
+            self._queues[key] = queue.SimpleQueue()
+            threading.Thread(target=self._watch, args=(self._queues[key],), daemon=True).start()
+        self._queues[key].put(noted)
+        return noted
+
+    def _watch(self, works: "queue.SimpleQueue[_NotedWork]") -> None:
+        """Wait for messages of one kind and rank, which come in the order of their receives."""
+        while True:
+            works.get().watch()
+
+
+class _PacedRunner:
+    """A runner of blocks that takes its time."""
+
+    def __init__(self, runner: Any, clock: DeviceClock, pace: Pace) -> None:
+        self._runner, self._clock, self._pace = runner, clock, pace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, step: int, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        """A forward that lasts as long as the profile says."""
+        with self._clock.block(Kind.FORWARD, microbatch, self._pace.forward_s):
+            return self._runner.forward(step, microbatch, *args, **kwargs)
+
+    def forward_last(self, step: int, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        """The same on the last stage."""
+        with self._clock.block(Kind.FORWARD, microbatch, self._pace.forward_s):
+            return self._runner.forward_last(step, microbatch, *args, **kwargs)
+
+    def backward(self, microbatch: int, *args: Any) -> Any:
+        """A backward that lasts as long as the profile says."""
+        with self._clock.block(Kind.BACKWARD, microbatch, self._pace.backward_s):
+            return self._runner.backward(microbatch, *args)
+
+
+class _PacedReducer:
+    """A reducer whose all-reduces take their latencies."""
+
+    def __init__(self, reducer: Any, latency_s: float) -> None:
+        self._reducer, self._latency_s = reducer, latency_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def finish(self) -> None:
+        """Wait for all all-reduces."""
+        self._reducer.finish()
+        if self._latency_s:
+            time.sleep(self._latency_s)
+
+
+class PacedPipeline(Pipeline):
+    """The runtime's pipeline with blocks that last as long as the profile says."""
+
+    def __init__(self, pace: Pace, *args: Any, **kwargs: Any) -> None:
+        self._pace, self.clock = pace, DeviceClock()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def start_s(self) -> float:
+        """When the last step began."""
+        return self._steps.start_s
+
+    @property
+    def end_s(self) -> float:
+        """When the last step had ended."""
+        return self.start_s + self.iteration_ms / 1e3
+
+    @property
+    def reduce_end_s(self) -> float:
+        """When the last all-reduce had ended."""
+        return self._steps.times[-1].end_s
+
+    def _make_transport(self) -> Transport:
+        return _NotingTransport(self.clock, self._pace.latency_s)
+
+    def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
+        super()._set_up_stage(model, settings)
+        assert self._replica is not None  # every rank has a stage
+        self._replica.reducer.starts_inside = False  # in the cost model, behind the last backward
+        self._replica = replace(
+            self._replica,
+            runner=cast(Any, _PacedRunner(self._replica.runner, self.clock, self._pace)),
+            reducer=cast(Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)),
+        )
+
+    def step(self, batch: Any, targets: Any = None, *, update: bool = True) -> float:
+        """Train on one batch, from a time of the device that begins now."""
+        self.clock.begin()
+        return super().step(batch, targets, update=update)

@@ -1,0 +1,140 @@
+"""Transfers on shared links: three replays agree, and every sharing is fair."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import naive_flows
+from pipeplan import _core
+from pipeplan.cost import CostModel
+from pipeplan.pipeline import Plan
+from pipeplan.plain_flows import longest_times, replay_flows
+from pipeplan.schedules import run_pe, schedule_guarantee_ms
+from pipeplan.simulator import Preference, run_plan, timeline_of
+from shared_plans import random_plan
+
+COUNTS = [pytest.param(250, id="some"), pytest.param(6000, id="many", marks=pytest.mark.full)]
+ALIKE = {"rel": 1e-9, "abs": 1e-9}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_three_replays_agree(count):
+    """The simulator, the checker's replay, and one that shares no code with either."""
+    for seed in range(count):
+        plan = random_plan(seed)
+        costs, run = run_plan(plan)
+        ends = timeline_of(costs, run).block_end_ms_SM2.tolist()
+        naive = naive_flows.NaiveReplay(plan).run()
+        checked = replay_flows(plan, costs)
+        for block_ends, ring_ends in ((naive.block_ends, naive.ring_ends), checked):
+            assert run.end_ms_S.tolist() == pytest.approx(ring_ends, **ALIKE), seed
+            for mine, theirs in zip(ends, block_ends, strict=True):
+                assert mine == pytest.approx(list(theirs), **ALIKE), seed
+
+
+class FairJudge(naive_flows.Judge):
+    """No link above its capacity; who is below its limit is fastest on a full link."""
+
+    def __call__(self, replay: naive_flows.NaiveReplay) -> None:
+        super().__call__(replay)
+        flows = [(each.rate, each.limit, replay.sides(each), 1) for each in replay.under_way()]
+        require_fair(flows, replay.capacity)
+
+
+def require_fair(flows, capacity) -> None:
+    """`flows` have a rate, a limit, the sides that they use, and a number."""
+    used, fastest = defaultdict(float), defaultdict(float)
+    for rate, limit, sides, count in flows:
+        assert 0 < rate <= limit * (1 + 1e-9)
+        for side in sides:
+            used[side] += count * rate
+            fastest[side] = max(fastest[side], rate)
+    assert all(used[side] <= capacity(side) * (1 + 1e-9) for side in used)
+    for rate, limit, sides, _ in flows:
+        assert rate >= limit * (1 - 1e-9) or any(
+            used[side] >= capacity(side) * (1 - 1e-9) and fastest[side] <= rate * (1 + 1e-9)
+            for side in sides
+        )
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_sharing_is_fair(count):
+    """In the naive replay, and in what the simulator records of itself."""
+    sharings = 0
+    for seed in range(count // 2):
+        plan = random_plan(seed)
+        judge = FairJudge()
+        naive_flows.NaiveReplay(plan, judge).run()
+        sharings += judge.seen
+        judge_simulator(plan)
+    assert sharings > count
+
+
+def judge_simulator(plan: Plan) -> None:
+    """Every sharing that the simulator records is fair, and every flow carries its bytes."""
+    costs, run = run_plan(plan)
+    groups = costs.flows.groups()
+    links = plan.cluster.links
+    capacity = [1e6 * rate for link in links for rate in (link.out_gb_per_s, link.in_gb_per_s)]
+    times, changed, rates = _core.rate_changes(costs.for_kernels(), run.order_SM2)
+    assert (np.diff(times) >= -1e-9).all()
+    under_way: dict[int, tuple[float, float]] = {}  # rate, and since when
+    carried = defaultdict(float)
+    num_ended = defaultdict(int)
+    for index, (ms, group, rate) in enumerate(zip(times, changed, rates, strict=True)):
+        if group in under_way:
+            before, since_ms = under_way.pop(group)
+            carried[group] += before * (ms - since_ms)
+        if rate > 0:
+            under_way[group] = rate, ms
+        else:
+            num_ended[group] += 1
+        if index + 1 == len(times) or times[index + 1] > ms + 1e-9:
+            flows = [
+                (rate, groups[each][2], groups[each][4], groups[each][1])
+                for each, (rate, _) in under_way.items()
+            ]
+            require_fair(flows, capacity.__getitem__)
+    assert not under_way
+    num_lanes = 2 * (len(plan.stages) - 1)
+    for group, (transfer, _, _, num_bytes, _) in enumerate(groups):
+        times_sent = plan.microbatches if transfer < num_lanes else 1
+        assert num_ended[group] == times_sent
+        assert carried[group] == pytest.approx(times_sent * num_bytes, rel=1e-6, abs=1.0)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_guarantee_of_pe_and_least_times_hold(count):
+    for seed in range(count):
+        plan = random_plan(seed, Preference.UNIT_PIPELINE)
+        costs = CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages)
+        run = run_pe(costs, plan.microbatches)
+        guarantee_ms = schedule_guarantee_ms(costs, plan.microbatches)
+        assert run.iteration_ms <= guarantee_ms * (1 + 1e-9), seed
+        channels_ms, rings_ms = longest_times(plan)
+        busiest_ms = max([*(costs.forward_ms_S + costs.backward_ms_S), *channels_ms])
+        rounds = plan.microbatches + 4 * (len(plan.stages) - 1)
+        assert guarantee_ms == pytest.approx(rounds * busiest_ms + max(rings_ms)), seed
+        timeline = timeline_of(costs, run)
+        for transfer in timeline.transfers:
+            at_least = (
+                costs.send_forward_ms_C[transfer.channel]
+                if transfer.kind.value == "F"
+                else costs.send_backward_ms_C[transfer.channel]
+            )
+            assert transfer.end_ms - transfer.start_ms >= at_least * (1 - 1e-9) - 1e-9, seed
+        reduced_ms = timeline.all_reduce_end_ms_S - timeline.all_reduce_start_ms_S
+        assert (reduced_ms >= costs.all_reduce_ms_S * (1 - 1e-9) - 1e-9).all(), seed
+
+
+def test_links_that_never_bind_change_nothing():
+    for seed in range(60):
+        plan = random_plan(seed)
+        plain = replace(plan.cluster, uplink_gb_per_s=None, shared=())
+        wide = replace(plain, uplink_gb_per_s=1e9)
+        alone, shared = (
+            run_plan(replace(plan, cluster=cluster))[1].iteration_ms for cluster in (plain, wide)
+        )
+        assert shared == pytest.approx(alone, rel=1e-12), seed

@@ -1,0 +1,81 @@
+"""Planning with shared links: knowing never costs, and nothing changes where there are none."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from pipeplan import check, plan, zoo
+from pipeplan.cluster import Cluster
+from pipeplan.cost import CostModel
+from pipeplan.planning.planner.best import plan_best
+from pipeplan.planning.planner.unshared import plan_knowing_links
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.simulator import run_plan
+
+
+def unshared(cluster: Cluster) -> Cluster:
+    return replace(cluster, uplink_gb_per_s=None, shared=())
+
+
+class TestKnowing:
+    @pytest.mark.parametrize("model", ["vgg19", "resnet152", "bert-large", "gpt2-xl"])
+    @pytest.mark.parametrize("name", ["4x2-10g", "4x2-25g", "mixed-hosts"])
+    def test_never_slower_than_not_knowing(self, model, name):
+        cluster = zoo.cluster(name)
+        options = {"effort": 0.2, "divisible": True, "ignore_memory": True}
+        blind = plan(zoo.model(model), unshared(cluster), 8, **options)
+        aware = plan(zoo.model(model), cluster, 8, **options)
+        assert check(aware).ok
+        really_ms = run_plan(replace(blind, cluster=cluster))[1].iteration_ms
+        assert aware.iteration_ms <= really_ms * (1 + 1e-9)
+        # Sharing only lengthens transfers: the blind bound holds, and ours is no worse.
+        assert aware.bound.lower_bound_ms >= blind.bound.lower_bound_ms * (1 - 1e-7)
+
+    def test_a_card_that_matters_is_planned_for(self):
+        """Replicas of the early layers of a CNN on two hosts flood their cards."""
+        cluster, model = zoo.cluster("4x2-10g"), zoo.model("vgg19")
+        options = {"divisible": True, "ignore_memory": True}
+        blind = plan(model, unshared(cluster), 16, **options)
+        aware = plan(model, cluster, 16, **options)
+        really_ms = run_plan(replace(blind, cluster=cluster))[1].iteration_ms
+        assert really_ms > 1.5 * aware.iteration_ms
+        assert aware.bound.gap(aware.iteration_ms) < 1e-6
+
+    def test_published_planners_plan_as_without_and_are_judged_with(self):
+        cluster, model = zoo.cluster("4x2-10g"), zoo.model("vgg19")
+        for planner in ("spp", "dapple", "pipedream", "alpa"):
+            alone = plan(model, unshared(cluster), 8, planner)
+            shared = plan(model, cluster, 8, planner)
+            assert shared.iteration_ms >= alone.iteration_ms * (1 - 1e-9)
+            assert check(shared).ok
+            if planner != "spp":  # which keeps the fastest of its numbers of stages
+                assert shared.stages == alone.stages
+
+    def test_a_time_limit_is_kept(self):
+        began_s = time.monotonic()
+        made = plan(
+            zoo.model("gpt2-xl"), zoo.cluster("8x8-100g"), 16, time_limit_s=0.4, effort=1000
+        )
+        assert check(made).ok
+        assert time.monotonic() - began_s < 5  # a busy machine is slow
+
+    def test_ctrl_c_without_links_gives_a_plan(self):
+        """Stopped in its first half, planning gives the plan so far, without its guarantee."""
+        cost = CostModel(zoo.model("vgg19"), zoo.cluster("4x2-10g"))
+        problem = Problem(cost=cost, num_microbatches=4)
+
+        def stopped(problem: Problem, starts, first) -> Draft:
+            draft = plan_best(replace(problem, effort=0.05), starts, first)
+            raise SearchInterrupted(replace(draft, schedule_guarantee_ms=1.0))
+
+        with pytest.raises(SearchInterrupted) as caught:
+            plan_knowing_links(problem, stopped, lambda _: ())
+        assert caught.value.draft.schedule_guarantee_ms is None
+
+    def test_links_that_bind_nobody_cost_nothing(self):
+        """With cards as fast as all pairs together the plan without them stays optimal."""
+        cluster = replace(zoo.cluster("4x2-25g"), uplink_gb_per_s=1e3)
+        alone = plan(zoo.model("bert-large"), unshared(cluster), 8)
+        shared = plan(zoo.model("bert-large"), cluster, 8)
+        assert shared.iteration_ms <= alone.iteration_ms * (1 + 1e-9)
