@@ -279,7 +279,6 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
         const double limit_ms = found_one ? std::sqrt(proved_ms * open_ms)
                                           : std::min(proved_ms * rise, limits.limit_ms);
         const double least_ms = run(limit_ms);
-        
         proved_ms = std::max(proved_ms, least_ms);
         if (least_ms < limit_ms) open_ms = limit_ms;
         else if (limit_ms == limits.limit_ms) break;
@@ -342,8 +341,8 @@ double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int ma
     }
     // With merged speeds the work bound mostly knows more. So that is not worth a long run.
     raise(counted, counted.is_exact());
-    if (!counted.is_exact() && proved_ms > 0 && limits.limit_ms < kInfinity) {
-        const RelaxedTables tables(in, buckets, best, counted, false);
+    if (!counted.is_exact() && !any_shares && proved_ms > 0 && limits.limit_ms < kInfinity) {
+        const RelaxedTables tables(in, buckets, best, shared, counted, false);
         std::vector<ChannelCosts> channels;
         for (int cut = 0; cut < in.num_layers; ++cut) channels.push_back(tables.least_channel(cut));
         proved_ms = raise_by_prices(in, best, channels, proved_ms, limits.limit_ms, control);
