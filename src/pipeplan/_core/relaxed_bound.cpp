@@ -11,12 +11,10 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "front.hpp"
 #include "kernels.hpp"
-#include "price_search.hpp"
 #include "relaxed_tables.hpp"
 
 namespace pipeplan {
@@ -233,8 +231,6 @@ class RelaxedRun {
 
 // What all runs together may take, and how far they go. A step takes about a nanosecond.
 constexpr double kAllSteps = 2e8;
-constexpr int kCoverTrips = 8, kCoverOptions = 300;
-constexpr double kCoverSteps = 1.5e7;
 constexpr int kMostRuns = 24, kFewestRuns = 4;
 constexpr double kFirstRise = 1.06, kCloseEnough = 1.005;
 
@@ -287,28 +283,6 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
     return proved_ms;
 }
 
-// Raises `proved_ms` by prices of devices.
-double raise_by_prices(const Instance& in, const BestLinks& best,
-                       const std::vector<ChannelCosts>& channels, double proved_ms, double limit_ms,
-                       Control& control) {
-    const SetPrices sets(in, best);
-    PriceSearch search(in, sets, channels, control);
-    const std::vector<double> price = search.run(proved_ms, limit_ms);
-    std::vector<int> sizes(std::min(in.num_devices, in.max_replicas)), cuts(in.num_layers + 1);
-    std::iota(sizes.begin(), sizes.end(), 1);
-    std::iota(cuts.begin(), cuts.end(), 0);
-    const std::vector<CoverOption> options =
-        fewer_options(cover_options(in, sets, price, sizes, true), kCoverOptions);
-    PriceCover cover(in, cuts, channels, kCoverTrips, control);
-    double open_ms = limit_ms, within_ms = std::min(limit_ms, search.time_ms());
-    while (open_ms > proved_ms * kCloseEnough && cover.steps() < kCoverSteps) {
-        if (cover.least_price(options, within_ms) > 1 + 1e-9) proved_ms = within_ms;
-        else open_ms = within_ms;
-        within_ms = std::sqrt(proved_ms * open_ms);
-    }
-    return proved_ms;
-}
-
 }  // namespace
 
 double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int max_levels,
@@ -341,12 +315,6 @@ double relaxed_bound(const Instance& in, const std::vector<int>& buckets, int ma
     }
     // With merged speeds the work bound mostly knows more. So that is not worth a long run.
     raise(counted, counted.is_exact());
-    if (!counted.is_exact() && !any_shares && proved_ms > 0 && limits.limit_ms < kInfinity) {
-        const RelaxedTables tables(in, buckets, best, shared, counted, false);
-        std::vector<ChannelCosts> channels;
-        for (int cut = 0; cut < in.num_layers; ++cut) channels.push_back(tables.least_channel(cut));
-        proved_ms = raise_by_prices(in, best, channels, proved_ms, limits.limit_ms, control);
-    }
     return proved_ms;
 }
 
