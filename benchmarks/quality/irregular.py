@@ -26,7 +26,7 @@ from pipeplan.planning.baselines import BASELINES
 from pipeplan.planning.door import make_problem
 from pipeplan.planning.planner.best import _Search
 from pipeplan.planning.planner.settings import Sizes, Step
-from pipeplan.planning.planner.starts import plain_plan
+from pipeplan.planning.planner.starts import different_plans, plain_plan
 
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
 KINDS = ("uniform", "log-uniform", "geometric", "clusters", "hosts", "speeds")
@@ -111,7 +111,7 @@ def long_searches(options: dict, known_ms: float, log) -> float:
         search.offer_simple_plans()
         search.order_devices()
         kind(search, problem)
-        search.search_from(search.different_starts(), 3.0)
+        search.search_from(different_plans(search.incumbent.ranked(), 4), 3.0)
         search.search_from(search.incumbent.ranked()[:4], 3.0)
         best_ms = min(best_ms, search.incumbent.iteration_ms)
         log(label, search.incumbent.iteration_ms)

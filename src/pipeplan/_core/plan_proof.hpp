@@ -27,8 +27,10 @@ class PlanProof {
 
     // No plan takes less than the result.
     double run(double max_steps) {
+        const double first_ms = listing_.least_ms();
         for (double steps = 0.0; listing_.least_ms() < std::min(target_ms(), open_ms_);) {
-            if (steps > max_steps) return std::min(listing_.least_ms(), open_ms_);
+            if (steps > max_steps || is_hopeless(first_ms, steps / max_steps))
+                return std::min(listing_.least_ms(), open_ms_);
             std::vector<int> states;
             while (static_cast<int>(states.size()) < kAtOnce &&
                    listing_.least_ms() < std::min(target_ms(), open_ms_))
@@ -67,6 +69,14 @@ class PlanProof {
     static constexpr int kAtOnce = 16;  // fixed, so that threads change nothing
     static constexpr int kRounds = 3, kDeadlines = 6, kMostUneven = 6;
     static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
+
+    // Where memory caps what stages hold, the bounds of plans are loose, and lists of plans are long.
+    // The first hundredth of the steps, or the first tenth, shows whether the list can end.
+    bool is_hopeless(double first_ms, double part_of_steps) const {
+        if (!in_.has_memory()) return false;
+        const double raised = (listing_.least_ms() - first_ms) / (target_ms() - first_ms);
+        return (part_of_steps > 0.01 && raised < 0.1) || (part_of_steps > 0.1 && raised < 0.6);
+    }
 
     // What takes no less than this is not faster than `ms`: the difference is a few instants.
     double just_below(double ms) const {

@@ -57,8 +57,8 @@ SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
 MAX_SEED = 2**64
-NUM_AT_ONCE = 4
-"""Searches that are handed to the kernel together. Fixed, so that threads change nothing."""
+NUM_FIRST = NUM_POLISHED = 4
+"""Searches before the proof; plans for which each search looks for better schedules."""
 
 
 def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None) -> Draft:
@@ -75,7 +75,7 @@ def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | Non
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
-            search.search_from(search.different_starts(), 0.25)
+            search.search_from(different_plans(search.incumbent.ranked(), NUM_FIRST), 0.25)
         search.prove()
         search.offer_all(starts)
         search.improve()
@@ -116,11 +116,12 @@ class _Search:
             else None
         )
         self._num_searches = 0
-        self._budget_factor = settings.budget_factor(
+        self._budget = self.settings.budget * settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
             num_rates=num_link_rates(problem.cost),
+            shares_links=problem.cost.contention is not None,
         )
 
     @property
@@ -291,7 +292,7 @@ class _Search:
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
-            settings.NUM_SET_CANDIDATES,
+            settings.NUM_SHARED_CANDIDATES if self.cost.contention else settings.NUM_SET_CANDIDATES,
             settings.MAX_PROOF_STEPS,
             self.problem.num_threads,
             self.problem.deadline,
@@ -334,21 +335,21 @@ class _Search:
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
             for step in self.settings.cycle:
-                left -= step.budget
+                left -= step.cost
                 if left < -1e-9 or self.is_optimal or self.is_late:
                     return
-                if step.starts is settings.Starts.PLAIN:
-                    plans = [plain_plan(self.cost, self.orders, rng) for _ in range(NUM_AT_ONCE)]
-                    self.search_from(plans, step.budget)
-                elif step.starts is settings.Starts.DIFFERENT:
-                    self.search_from(self.different_starts(), step.budget)
-                else:
-                    self.search_from(self.incumbent.ranked()[:NUM_AT_ONCE], step.budget)
+                self.search_from(self._starts_of(step, rng), step.budget)
             self.plan_on_own_order()
 
-    def different_starts(self) -> list[tuple[Stage, ...]]:
-        """The best plans so far that are no near copies of one another."""
-        return different_plans(self.incumbent.ranked(), NUM_AT_ONCE)
+    def _starts_of(self, step: settings.SearchStep, rng: random.Random) -> list[tuple[Stage, ...]]:
+        """The plans from which a step of local search sets out."""
+        match step.starts:
+            case settings.Starts.PLAIN:
+                return [plain_plan(self.cost, self.orders, rng) for _ in range(step.num_searches)]
+            case settings.Starts.DIFFERENT:
+                return different_plans(self.incumbent.ranked(), step.num_searches)
+            case settings.Starts.BEST:
+                return self.incumbent.ranked()[: step.num_searches]
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
         """Local search from each of these plans, each with its own random numbers."""
@@ -358,7 +359,7 @@ class _Search:
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
             (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
-            budget * self.settings.budget * self._budget_factor,
+            budget * self._budget,
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,
@@ -367,7 +368,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
-        self.incumbent.polish(NUM_AT_ONCE, self.problem.deadline)
+        self.incumbent.polish(NUM_POLISHED, self.problem.deadline)
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""

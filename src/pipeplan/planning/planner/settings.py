@@ -20,6 +20,7 @@ __all__ = [
     "NEAR_STEPS",
     "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
+    "NUM_SHARED_CANDIDATES",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
     "SearchStep",
@@ -71,11 +72,19 @@ class SearchStep:
     starts: Starts
     budget: float
     """Of each search, as a part of the row's budget."""
+    num_searches: int = 4
+    """Fixed, so that threads change nothing. Where one basin is worth all the time, two long
+    searches find more than four short ones."""
+
+    @property
+    def cost(self) -> float:
+        """What all its searches spend."""
+        return self.budget * self.num_searches
 
 
 def cycle_cost(cycle: tuple[SearchStep, ...]) -> float:
     """What one effort buys: all steps of the cycle once."""
-    return sum(step.budget for step in cycle)
+    return sum(step.cost for step in cycle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +144,8 @@ _MIXED = (
 
 _DEEPER = (
     SearchStep(Starts.DIFFERENT, 0.5),
-    SearchStep(Starts.BEST, 0.5),
-    SearchStep(Starts.BEST, 1.0),
+    SearchStep(Starts.BEST, 1.0, 2),
+    SearchStep(Starts.BEST, 2.0, 2),
 )
 
 _QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
@@ -160,7 +169,7 @@ TABLE = tuple(
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
         (16, _MEDIUM, 5, 256, _MIXED * 2, 10e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
-        (64, _LARGE, 5, 256, _DEEPER, 65e6, _QUICK),
+        (64, _LARGE, 5, 256, _DEEPER, 75e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (256, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
         (inf, _VAST, 5, 64, _FROM_BEST, 75e6, _QUICKEST),
@@ -178,9 +187,10 @@ EQUAL_DEVICES_BUDGET, MANY_MICROBATCHES = 0.1, 2
 """The part of a search's budget that is spent where all devices and links are alike and there are
 so many microbatches a device. Local search found nothing better on such clusters of 8 to 512
 devices; with fewer microbatches it found 1.5 %."""
-REGULAR_BUDGET, MAX_REGULAR_RATES, MIN_REGULAR_DEVICES = 0.4, 8, 33
+REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 8, range(33, 65)
 """The part of a search's budget that is spent where links have few different rates, as in hosts
-that are alike: the recursion on orders finds most of what there is. Small clusters get it all."""
+that are alike: the recursion on orders finds most of what there is. Small clusters get it all, and
+large ones need it: 256 devices in hosts came out 10 % slower."""
 MAX_CLASS_DEVICES = 24
 """Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
 MAX_SET_TRIPLES, MAX_SET_STEPS, SET_STEPS_PER_LAYER = 300_000, 2e9, 1.8
@@ -200,6 +210,12 @@ may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten 
 With them the gap falls by half."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
+SHARED_BUDGET = 0.5
+"""The part of a search's budget where links are shared: the problem without them was searched
+already, and three to six times the budget made only 3 of 58 plans faster by more than 0.1 %."""
+NUM_SHARED_CANDIDATES = 300
+"""The same where links are shared. Then plans with the same bound differ by what their transfers
+wait for each other, and only a simulation tells: one of 48 plans was 5 % faster."""
 
 
 def settings_for(num_devices: int) -> SearchSettings:
@@ -217,7 +233,12 @@ def unit_of(num_devices: int) -> int:
 
 
 def budget_factor(
-    num_devices: int, num_microbatches: int, *, has_equal_devices: bool, num_rates: int
+    num_devices: int,
+    num_microbatches: int,
+    *,
+    has_equal_devices: bool,
+    num_rates: int,
+    shares_links: bool = False,
 ) -> float:
     """The part of a search's budget that is worth its time.
 
@@ -226,8 +247,9 @@ def budget_factor(
     """
     if has_equal_devices and num_microbatches >= MANY_MICROBATCHES * num_devices:
         return EQUAL_DEVICES_BUDGET
-    is_regular = num_rates <= MAX_REGULAR_RATES and num_devices >= MIN_REGULAR_DEVICES
-    return REGULAR_BUDGET if is_regular else 1.0
+    is_regular = num_rates <= MAX_REGULAR_RATES and num_devices in REGULAR_DEVICES
+    factor = REGULAR_BUDGET if is_regular else 1.0
+    return factor * SHARED_BUDGET if shares_links else factor
 
 
 def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:
