@@ -59,7 +59,7 @@ def geometric(rng: random.Random, size: int) -> Matrix:
 
 
 def clustered(rng: random.Random, size: int) -> Matrix:
-    """Hosts of 1 to 8 devices, each with its own rate inside; each pair of hosts has its own too."""
+    """Hosts of 1 to 8 devices, each with a rate of its own; so has each pair of hosts."""
     host_of: list[int] = []
     while len(host_of) < size:
         host_of += [len(set(host_of))] * rng.randint(1, 8)
@@ -92,9 +92,7 @@ def make_cluster(links: str, size: int, *, uneven: bool, seed: int) -> pp.Cluste
         name=f"{links}-{size}{'-uneven' if uneven else ''}-{seed}",
         devices=tuple(pp.Device(name=f"d{u}", speed=speed) for u, speed in enumerate(speeds)),
         bandwidth_gb_per_s=tuple(map(tuple, matrix)),
-        latency_us=tuple(
-            tuple(0.0 if u == v else 10.0 for v in range(size)) for u in range(size)
-        ),
+        latency_us=tuple(tuple(0.0 if u == v else 10.0 for v in range(size)) for u in range(size)),
     )
 
 
