@@ -62,8 +62,8 @@ def table(rows: list[dict], sizes: list[int]) -> list[str]:
             proven = sum(gap < 1e-4 for gap in gaps) / len(gaps)
             lines.append(
                 f"| {size} | {family} | {statistics.mean(gaps):.1f} |"
-                f" {percentile(gaps, 0.95):.1f} | {statistics.mean(plans):.1f} | {statistics.mean(bounds):.1f} |"
-                f" {100 * proven:.0f} |"
+                f" {percentile(gaps, 0.95):.1f} | {statistics.mean(plans):.1f} |"
+                f" {statistics.mean(bounds):.1f} | {100 * proven:.0f} |"
             )
     return lines
 
