@@ -36,7 +36,8 @@ def rendered(comparison, **settings) -> str:
 class TestRows:
     def test_fastest_first_and_speedups_over_data_parallel(self):
         free = {"divisible": True, "ignore_memory": True}
-        comparison = compare(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 8, BASELINES, **free)
+        cluster = replace(zoo.cluster("4x2-10g"), uplink_gb_per_s=None)
+        comparison = compare(zoo.model("vgg19"), cluster, 8, BASELINES, **free)
         times = [row.iteration_ms for row in comparison.rows]
         assert times == sorted(times)
         assert comparison.reference == "data-parallel"
@@ -87,7 +88,9 @@ class TestRows:
 
     def test_a_model_that_costs_nothing(self):
         comparison = compare(even_model(3, 0, 0), flat_cluster(2), 2, BASELINES)
-        assert all(row.speedup == 1.0 for row in comparison.rows)
+        rows = [row for row in comparison.rows if row.infeasible_reason is None]
+        assert len(rows) > 8
+        assert all(row.speedup == 1.0 for row in rows)
         assert "grid" in rendered(comparison)
 
     def test_progress_names_each_planner_once(self):

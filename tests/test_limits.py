@@ -159,6 +159,16 @@ class TestNothingFits:
         larger = expand_hosts("two", [HostGroup(devices=2, bandwidth_gb_per_s=1, memory_gb=2.1)])
         assert plan(model, larger, 2).num_stages == 2
 
+    def test_long_models_are_explained_too(self):
+        """More layers than the search for the closest plan looks at one by one."""
+        model = even_model(300, 1, 1)
+        layers = tuple(replace(layer, parameter_bytes=1e8) for layer in model.layers)
+        cluster = flat_cluster(2)
+        devices = tuple(replace(device, memory_gb=1.0) for device in cluster.devices)
+        with pytest.raises(NoPlanError) as error:
+            plan(replace(model, layers=layers), replace(cluster, devices=devices), 2)
+        assert error.value.need_gb > 10
+
     def test_the_command_ends_with_code_3(self, capfd):
         code, _, errors = run_command(capfd, "plan", "llama-70b", "1x8-pcie")
         assert code == 3

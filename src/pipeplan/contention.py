@@ -28,6 +28,10 @@ class Contention:
         self._links = cluster.links
         numbers: dict[str, int] = {}
         self._latencies_ms = _least_latencies_ms(cluster)
+        self._links_of_D: list[list[int]] = [[] for _ in cluster.devices]
+        for number, link in enumerate(self._links):
+            for device in sorted(link.devices):
+                self._links_of_D[device].append(number)
         self._host_of_D = [numbers.setdefault(each.host, len(numbers)) for each in cluster.devices]
         self.for_kernels = _core.SharedLinks(
             members=[sorted(link.devices) for link in self._links],
@@ -42,11 +46,12 @@ class Contention:
     def transfer_ms(self, num_bytes: float, sender: Stage, receiver: Stage) -> float:
         """No transfer between these stages is shorter than this."""
         slowest_ms = 0.0
-        for link, (out_ms, in_ms) in zip(self._links, self._latencies_ms, strict=True):
-            sent = _share_in(sender, link.devices)
-            received = _share_in(receiver, link.devices)
-            out_bytes = num_bytes * sent * (1 - received)
-            in_bytes = num_bytes * received * (1 - sent)
+        sent, received = self._shares_in(sender), self._shares_in(receiver)
+        for number in sorted({*sent, *received}):
+            link, (out_ms, in_ms) = self._links[number], self._latencies_ms[number]
+            before, behind = sent.get(number, 0.0), received.get(number, 0.0)
+            out_bytes = num_bytes * before * (1 - behind)
+            in_bytes = num_bytes * behind * (1 - before)
             if out_bytes > 0 and not link.devices.issuperset(receiver.devices):
                 rate = link.out_gb_per_s * BYTES_PER_MS_IN_GB_PER_S
                 slowest_ms = max(slowest_ms, out_ms + out_bytes / rate)
@@ -55,17 +60,30 @@ class Contention:
                 slowest_ms = max(slowest_ms, in_ms + in_bytes / rate)
         return slowest_ms
 
+    def _shares_in(self, stage: Stage) -> dict[int, float]:
+        """The part of a microbatch that a stage's devices among each link's members take."""
+        shares: dict[int, float] = {}
+        for device, share in zip(stage.devices, stage.device_shares, strict=True):
+            for number in self._links_of_D[device]:
+                shares[number] = min(1.0, shares.get(number, 0.0) + share)
+        return shares
+
     def ring_ms_per_byte(self, devices: Sequence[int]) -> float:
         """The time that each byte of a ring's flows takes at least, because of shared links."""
         ring = self.ring(devices)
-        slowest = 0.0
-        for link in self._links:
-            inside = np.array([device in link.devices for device in ring])
-            leaving = int((inside & ~np.roll(inside, -1)).sum())
-            # A ring enters the members as often as it leaves them.
-            least_gb_per_s = min(link.out_gb_per_s, link.in_gb_per_s)
-            slowest = max(slowest, leaving / (least_gb_per_s * BYTES_PER_MS_IN_GB_PER_S))
-        return slowest
+        leaving: dict[int, int] = {}
+        for device, after in zip(ring, [*ring[1:], ring[0]], strict=True):
+            for number in self._links_of_D[device]:
+                if after not in self._links[number].devices:
+                    leaving[number] = leaving.get(number, 0) + 1
+        # A ring enters the members as often as it leaves them.
+        return max(
+            (
+                count / (min(link.out_gb_per_s, link.in_gb_per_s) * BYTES_PER_MS_IN_GB_PER_S)
+                for link, count in ((self._links[number], n) for number, n in leaving.items())
+            ),
+            default=0.0,
+        )
 
     def ring(self, devices: Sequence[int]) -> list[int]:
         """The devices as the ring has them: as in the cluster, but those of a host together."""
@@ -90,9 +108,3 @@ def _least_latencies_ms(cluster: Cluster) -> list[tuple[float, float]]:
         # A link that all devices are members of carries nothing.
         least.append((float(out_ms_DD.min()), float(in_ms_DD.min())) if outside else (0.0, 0.0))
     return least
-
-
-def _share_in(stage: Stage, members: frozenset[int]) -> float:
-    """The part of a microbatch that the stage's devices in a set take together."""
-    shares = zip(stage.devices, stage.device_shares, strict=True)
-    return min(1.0, sum(share for device, share in shares if device in members))

@@ -51,9 +51,11 @@ class MeasuredTimes:
     def least_ms_L(self, ms_PL: Floats, microbatch_size: int) -> Floats:
         """For each layer a time of the microbatch, such that no n samples take less in proportion.
 
-        On a line between two points t(n)/n is no less than at one of its ends.
+        On a line between two points t(n)/n is no less than at one of its ends. No device takes more
+        than the microbatch, which is one of the sizes.
         """
-        least: Floats = (ms_PL / self.sizes_P[:, None]).min(axis=0) * microbatch_size
+        possible = self.sizes_P <= microbatch_size
+        least: Floats = (ms_PL / self.sizes_P[:, None])[possible].min(axis=0) * microbatch_size
         return least
 
 

@@ -171,6 +171,8 @@ def merged_layer(
     gradient_bytes: float,
     parameter_bytes: float,
     activation_bytes: float,
+    weight_grad_ms: float | None = None,
+    weight_grad_bytes: float | None = None,
     at: tuple[TimesAt, ...] = (),
 ) -> LayerProfile:
     """A layer that stands for several valid ones: its sums may exceed the limits of one layer."""
@@ -183,8 +185,8 @@ def merged_layer(
         ("gradient_bytes", gradient_bytes),
         ("parameter_bytes", parameter_bytes),
         ("activation_bytes", activation_bytes),
-        ("weight_grad_ms", None),
-        ("weight_grad_bytes", activation_bytes),
+        ("weight_grad_ms", weight_grad_ms),
+        ("weight_grad_bytes", activation_bytes if weight_grad_bytes is None else weight_grad_bytes),
         ("at", at),
     ):
         object.__setattr__(layer, field_name, value)

@@ -577,6 +577,8 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="empty: holds no checkpoint"):
         export_checkpoint(tmp_path / "empty", output)
+    with pytest.raises(CheckpointError, match="safetensors: is a file; give the folder"):
+        export_checkpoint(first / "state.safetensors", output)
     old, _ = write_first_format(tmp_path / "old", 3)
     with pytest.raises(CheckpointError, match=r"checkpoint/1.*load and save it again first"):
         export_checkpoint(old, output)

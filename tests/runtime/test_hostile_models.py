@@ -489,6 +489,42 @@ def edits_between_layers():
     return words(Edits())
 
 
+@case((0, 1), expect="refused", recomputes=False)
+def views_of_one_tensor_cross_the_cut():
+    class Splits(Layer):
+        def forward(self, x):
+            y = super().forward(x) * 1.0
+            return y[:, :4], y[:, 2:]
+
+    class Shifts(nn.Module):
+        def forward(self, parts):
+            first, second = parts
+            first.data.add_(1.0)
+            return torch.cat([first, second[:, :2]], 1)
+
+    return rows(nn.Sequential(Splits(), Shifts(), Layer()))
+
+
+@case((0, 1), expect="refused", recomputes=False)
+def a_kept_tensor_crosses_the_cut():
+    class Keeps(Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2, 6), persistent=False)
+
+        def forward(self, x):
+            y = super().forward(x) + self.last.sum()
+            self.last = torch.zeros_like(y)
+            return y, self.last
+
+    class Writes(Layer):
+        def forward(self, parts):
+            parts[1].add_(parts[0].detach())
+            return super().forward(parts[0])
+
+    return rows(nn.Sequential(Keeps(), Writes()))
+
+
 @case((0, 1), (0, 2))
 def nested_sequentials():
     return rows(nn.Sequential(nn.Sequential(linear(), nn.ReLU(inplace=True)), Layer(), Layer()))

@@ -6,6 +6,9 @@ ValueError for wrong arguments, KeyboardInterrupt at Ctrl-C, MemoryError if memo
 """
 
 from pipeplan._core._kernels import (
+    Chain,
+    ChainModel,
+    ChainPlan,
     DeadlineError,
     GroupCosts,
     Instance,
@@ -16,6 +19,8 @@ from pipeplan._core._kernels import (
     SharedLinks,
     best_schedule,
     caps,
+    chain_bound,
+    cost_chain,
     device_classes,
     group_time,
     judge_plan,
@@ -34,9 +39,14 @@ from pipeplan._core._kernels import (
     run_groups,
     run_list,
     run_schedule,
+    schedule_chain,
+    search_chains,
 )
 
 __all__ = [
+    "Chain",
+    "ChainModel",
+    "ChainPlan",
     "DeadlineError",
     "GroupCosts",
     "Instance",
@@ -47,6 +57,8 @@ __all__ = [
     "SharedLinks",
     "best_schedule",
     "caps",
+    "chain_bound",
+    "cost_chain",
     "device_classes",
     "group_time",
     "judge_plan",
@@ -65,4 +77,6 @@ __all__ = [
     "run_groups",
     "run_list",
     "run_schedule",
+    "schedule_chain",
+    "search_chains",
 ]

@@ -320,3 +320,89 @@ def group_time(
 
     With full duplex and no shared links about ten times as fast.
     """
+
+class Chain:
+    """What a chain of stages on groups costs; lists by stage, `room_bytes` by group."""
+
+    def __init__(
+        self,
+        *,
+        num_microbatches: int,
+        group: Sequence[int],
+        forward_ms: Sequence[float],
+        backward_ms: Sequence[float],
+        weight_ms: Sequence[float],
+        there_ms: Sequence[float],
+        back_ms: Sequence[float],
+        reduce_ms: Sequence[float],
+        is_split: Sequence[bool],
+        held_bytes: Sequence[float],
+        kept_bytes: Sequence[float],
+        room_bytes: Sequence[float],
+        half_duplex: bool = ...,
+    ) -> None:
+        """Where a stage is split, `backward_ms` is that of its input gradient."""
+
+class ChainModel:
+    """An instance, and what plans on groups need to know beside it."""
+
+    def __init__(
+        self,
+        *,
+        instance: Instance,
+        weight_ms: Sequence[float],
+        input_ms: Sequence[float],
+        kept_bytes: Sequence[float],
+        max_positions: int,
+        shards_optimizer: bool = ...,
+    ) -> None:
+        """By layer the two parts of backwards, and what is kept between them; empty: whole."""
+
+class ChainPlan:
+    """Groups of devices, and for each stage its group and one past its last layer."""
+
+    def __init__(
+        self,
+        model: ChainModel,
+        *,
+        devices: Sequence[Sequence[int]],
+        group: Sequence[int],
+        end_layer: Sequence[int],
+        is_split: bool,
+    ) -> None: ...
+    @property
+    def devices(self) -> list[list[int]]: ...
+    @property
+    def group(self) -> list[int]: ...
+    @property
+    def end_layer(self) -> list[int]: ...
+    @property
+    def is_split(self) -> bool: ...
+
+def chain_bound(chain: Chain) -> float:
+    """A time that no schedule of the chain beats."""
+
+def cost_chain(model: ChainModel, plan: ChainPlan) -> Chain | None:
+    """The chain of a plan; None if a path is missing, memory is short or a limit is broken."""
+
+def schedule_chain(
+    chain: Chain, num_runs: int, seed: int, deadline: float = ...
+) -> tuple[float, list[int], int]:
+    """The best of so many schedules: its time, its blocks in the order of decisions, runs made.
+
+    Block k is microbatch k % M; k // M is 3 times its stage, plus 0 for a forward, 1 for a backward
+    or an input gradient, 2 for a weight gradient.
+    """
+
+def search_chains(
+    model: ChainModel,
+    starts: Sequence[ChainPlan],
+    seed: int,
+    num_starts: int,
+    anneal: float,
+    polish: float,
+    num_best: int,
+    num_threads: int,
+    deadline: float = ...,
+) -> list[tuple[float, float, ChainPlan, list[int]]]:
+    """The best plans near the starts: time, bound of the plan, plan, blocks as above."""

@@ -450,6 +450,7 @@ void bind_classes(nb::module_& m) {
 NB_MODULE(_kernels, m) {
     bind_classes(m);
     bind_groups(m);
+    bind_chains(m);
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);

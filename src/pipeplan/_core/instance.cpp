@@ -54,11 +54,12 @@ std::vector<double> checked_sizes(const LayerCosts& layers, std::size_t num_laye
 }
 
 // Times of a whole microbatch, in proportion to which no number of samples takes less: on a line
-// between two points the time by samples is no less than at one of its ends.
+// between two points the time by samples is no less than at one of its ends. No device takes more than
+// a microbatch, whose own time is known.
 std::vector<double> least_times(const std::vector<double>& own, const std::vector<double>& sizes,
                                 const std::vector<double>& at, double samples) {
     std::vector<double> least = own;
-    for (std::size_t k = 0; k < sizes.size(); ++k)
+    for (std::size_t k = 0; k < sizes.size() && sizes[k] <= samples; ++k)
         for (std::size_t l = 0; l < own.size(); ++l)
             least[l] = std::min(least[l], at[k * own.size() + l] / sizes[k] * samples);
     return least;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bound.hpp"
+#include "card_load.hpp"
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
@@ -50,7 +51,7 @@ class Search {
         : in_(in), control_(control), random_(seed), budget_(budget),
           target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves),
-          costs_(in), moves_(in, random_, makes_large_moves_) {}
+          costs_(in), card_load_(in), moves_(in, random_, makes_large_moves_) {}
 
     SearchResult run(const PlacedPlan& start) {
         best_ = {kInfinity, 0, start};
@@ -241,7 +242,13 @@ class Search {
     }
 
     // With many microbatches an estimate.
+    // Where links are shared, no less than the busiest of them takes.
     double simulate(const SearchPlan& plan, int rule) {
+        const double load_ms = in_.shared ? card_load_(plan) : 0.0;
+        return std::max(load_ms, simulate_alone(plan, rule));
+    }
+
+    double simulate_alone(const SearchPlan& plan, int rule) {
         const int S = static_cast<int>(plan.size());
         forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
         there_C_.resize(S), back_C_.resize(S);
@@ -283,6 +290,7 @@ class Search {
     const double budget_, target_ms_, known_ms_;
     const bool makes_large_moves_;
     const SearchCosts costs_;
+    CardLoad card_load_;
     Moves moves_;
     SearchPlan current_, next_, champion_;
     Changes changes_;

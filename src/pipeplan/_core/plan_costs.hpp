@@ -186,12 +186,9 @@ inline bool cost_own_channel(const Instance& in, int end_layer, const ChannelEnd
     return true;
 }
 
-// The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing. Where
-// links are shared, the least that they can be.
-inline bool cost_channel(const Instance& in, int end_layer, const ChannelEnd& here,
-                         const ChannelEnd& next, ChannelCosts& costs) {
-    if (!cost_own_channel(in, end_layer, here, next, costs)) return false;
-    if (!in.shared) return true;
+// Transfers take at least as long as their part of each shared link takes.
+inline void raise_by_shared(const Instance& in, int end_layer, const ChannelEnd& here,
+                            const ChannelEnd& next, ChannelCosts& costs) {
     const double output = in.output_bytes[end_layer - 1], gradient = in.gradient_bytes[end_layer - 1];
     const SharedLinks::LeastTimes least =
         here.is_even(in) && next.is_even(in)
@@ -200,6 +197,14 @@ inline bool cost_channel(const Instance& in, int end_layer, const ChannelEnd& he
                                      in.shares(next.devices, next.split), output, gradient);
     costs.there = std::max(costs.there, least.there_ms);
     costs.back = std::max(costs.back, least.back_ms);
+}
+
+// The costs of the channel behind a stage that ends at `end_layer`; false if a path is missing. Where
+// links are shared, the least that they can be.
+inline bool cost_channel(const Instance& in, int end_layer, const ChannelEnd& here,
+                         const ChannelEnd& next, ChannelCosts& costs) {
+    if (!cost_own_channel(in, end_layer, here, next, costs)) return false;
+    if (in.shared) raise_by_shared(in, end_layer, here, next, costs);
     return true;
 }
 

@@ -15,6 +15,8 @@ namespace {
 // Where latencies differ, the undominated links of each pair of intervals are kept up to this number
 // of devices; beyond, that would take seconds.
 constexpr int kMostDevicesForLinkSets = 512;
+// Shares by speed need four tables of links. Beyond this number of devices, that would take seconds.
+constexpr int kMostDevicesForSplits = 4096;
 
 // The devices stand in units of `unit` neighbours, of which a stage takes whole ones; the last unit
 // may be smaller. Node U - j: the stages so far use the units from j on. Devices behind the last
@@ -30,7 +32,10 @@ class OrderTopology {
     OrderTopology(const Instance& in, const std::vector<int>& sizes, int unit, Pool& pool,
                   Control& control)
         : in_(in), sizes_(sizes), K_(static_cast<int>(sizes.size())),
-          num_splits_(in.limits.any_shares && in.has_many_speeds() ? 2 : 1),
+          num_splits_(in.limits.any_shares && in.has_many_speeds() &&
+                              in.num_devices <= kMostDevicesForSplits
+                          ? 2
+                          : 1),
           start_(starts(in.num_devices, unit)), U_(static_cast<int>(start_.size()) - 1),
           keeps_link_sets_(unit == 1 && !in.latency_ms.is_one_number() &&
                            in.num_devices <= kMostDevicesForLinkSets),

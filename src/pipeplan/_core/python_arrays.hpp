@@ -77,5 +77,7 @@ auto run_kernel(double deadline_s, int num_threads, Kernel&& kernel) {
 
 // bindings_groups.cpp: plans with several stages a group.
 void bind_groups(nb::module_& m);
+// bindings_chains.cpp: planning on groups.
+void bind_chains(nb::module_& m);
 
 }  // namespace pipeplan

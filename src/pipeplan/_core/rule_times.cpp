@@ -3,6 +3,7 @@
 #include <numeric>
 #include <vector>
 
+#include "card_load.hpp"
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
@@ -59,7 +60,13 @@ Judgement judge_plan(const Instance& instance, const PlacedPlan& plan, double be
     const PlacedCosts placed(instance, plan);
     if (!placed.is_possible()) return {kInfinity, {}};
     const CostsView costs = placed.view();
-    const double bound_ms = plan_bound(costs, costs.caps);
+    double bound_ms = plan_bound(costs, costs.caps);
+    if (costs.flows) {
+        bound_ms = std::max(bound_ms, card_load_ms(costs.flows->table(), costs.num_stages,
+                                                   costs.num_microbatches));
+        // Where many transfers use the same cards a simulation takes long.
+        if (bound_ms > worth_ms) return {bound_ms, std::vector<double>(kNumRules, kInfinity)};
+    }
     if (estimate_of(costs).is_exact) {
         std::vector<double> times = time_rules(costs, worth_ms, bound_ms, control);
         return {times[0], std::move(times)};

@@ -81,8 +81,7 @@ inline PlacedPlan to_placed(const Instance& instance, const SearchPlan& plan) {
 class SearchCosts {
   public:
     explicit SearchCosts(const Instance& in)
-        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number() &&
-                                !in.shared) {
+        : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number()) {
         const std::vector<double>& memory = in.limits.memory_bytes;
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
         first_take_more_ = has_one_speed_;
@@ -133,17 +132,32 @@ class SearchCosts {
                 inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
             }
         }
-        const SetLinks links{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()};
+        SetLinks links{k, slowest_speed(stage), inside.bytes_per_ms, latency_ms()};
+        if (in_.shared)
+            links.slowest_bytes_per_ms =
+                std::min(links.slowest_bytes_per_ms, in_.shared->ring_rate(stage.devices));
         return cost(stage, links);
     }
+    // What cost_channel says, with links that were known before.
     bool find_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
+        const ChannelEnd here{stage.devices, split_of(stage)}, there{behind.devices, split_of(behind)};
+        if (!keeps_links_) {
+            num_pairs += static_cast<double>(stage.devices.size()) * behind.devices.size();
+            return cost_channel(in_, stage.end_layer, here, there, stage.channel);
+        }
+        if (!find_own_channel(stage, behind, num_pairs)) return false;
+        if (in_.shared) raise_by_shared(in_, stage.end_layer, here, there, stage.channel);
+        return true;
+    }
+    // The same without shared links.
+    bool find_own_channel(SearchStage& stage, const SearchStage& behind, double& num_pairs) const {
         const int k = static_cast<int>(stage.devices.size());
         const int k_behind = static_cast<int>(behind.devices.size());
         const ChannelEnd here{stage.devices, split_of(stage)}, there{behind.devices, split_of(behind)};
-        if (!keeps_links_ || !here.is_even(in_) || !there.is_even(in_)) {
+        if (!here.is_even(in_) || !there.is_even(in_)) {
             num_pairs += static_cast<double>(k) * k_behind;
-            if (keeps_links_ && first_take_more_) return find_uneven_channel(stage, behind);
-            return cost_channel(in_, stage.end_layer, here, there, stage.channel);
+            if (first_take_more_) return find_uneven_channel(stage, behind);
+            return cost_own_channel(in_, stage.end_layer, here, there, stage.channel);
         }
         SlowestBetween& next = stage.next;
         const auto look = [&](int from_here, int to_here, int from_there, int to_there) {

@@ -15,6 +15,14 @@ def _groups(_context: Any, _option: Any, given: tuple[str, ...]) -> tuple[tuple[
     return tuple(tuple(name.strip() for name in names.split(",")) for names in given)
 
 
+def _positions(_context: Any, _option: Any, given: str) -> int | str:
+    """A number if it is one; `planning/options.py` refuses what is wrong."""
+    try:
+        return int(given)
+    except ValueError:
+        return given
+
+
 OPTIONS = (
     click.option("--divisible", is_flag=True, help="Samples may be split, as in the paper."),
     click.option("--ignore-memory", is_flag=True, help="Plans may need more than devices have."),
@@ -34,6 +42,20 @@ OPTIONS = (
     click.option("--first-on", metavar="DEVICE", help="This device serves the first stage."),
     click.option("--last-on", metavar="DEVICE", help="This device serves the last stage."),
     click.option("--without", multiple=True, metavar="DEVICE", help="Leave this device unused."),
+    click.option(
+        "--positions",
+        default="1",
+        show_default=True,
+        metavar="N|auto",
+        callback=_positions,
+        help="The most stages of a device.",
+    ),
+    click.option(
+        "--split-backward/--no-split-backward",
+        default=False,
+        help="Backwards may be cut into input and weight gradients.",
+    ),
+    click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer's moments."),
     click.option("--effort", default=1.0, show_default=True, help="Search more, or less."),
     click.option("--runnable", is_flag=True, hidden=True, help="Has no effect any more."),
 )

@@ -19,7 +19,11 @@ from pipeplan.checker import check, structural_errors
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel, PipelineCosts
 from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
-from pipeplan.pipeline import Plan, Schedule
+from pipeplan.group_costs import group_costs
+from pipeplan.group_schedules import GROUP_SCHEDULES
+from pipeplan.group_simulator import run_groups
+from pipeplan.pipeline import Plan
+from pipeplan.planning.group_order import in_group_order
 from pipeplan.planning.limits import BrokenLimits, broken_limits
 from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.prediction import predict
@@ -201,9 +205,12 @@ def _rules(schedule: str | None) -> dict[str, ScheduleRule]:
     """The schedules to try instead of the planner's own order; none by default."""
     if schedule is None:
         return {}
+    if schedule in GROUP_SCHEDULES:
+        return {}
     if schedule == ANY_SCHEDULE:
         return {rule: SCHEDULES[rule] for rule in PORTFOLIO}
-    known = {**SCHEDULES, ANY_SCHEDULE: SCHEDULES["pe"]}  # messages list it too
+    others = (ANY_SCHEDULE, *GROUP_SCHEDULES)
+    known = {**SCHEDULES, **dict.fromkeys(others, SCHEDULES["pe"])}  # messages list them too
     return {schedule: find("schedule", schedule, known, SCHEDULE_GROUP)}
 
 
@@ -215,13 +222,13 @@ def _finish(
     draft: Draft,
 ) -> Plan:
     """The plan of a draft, with figures from a simulation of its order."""
-    draft = _run_draft(problem, draft, rules)
+    draft = _run_draft(problem, draft, rules, schedule)
     return Plan(
         model=problem.model,
         cluster=problem.cluster,
         microbatches=problem.num_microbatches,
         stages=draft.stages,
-        schedule=Schedule.from_codes(draft.codes.tolist()),
+        schedule=draft.schedule,
         planner=planner,
         predicted=predict(problem, draft),
         options={
@@ -234,14 +241,26 @@ def _finish(
         },
         seed=problem.seed,
         version=VERSION,
+        shard_optimizer=draft.shard_optimizer,
     )
 
 
-def _run_draft(problem: Problem, draft: Draft, rules: dict[str, ScheduleRule]) -> Draft:
+def _run_draft(
+    problem: Problem, draft: Draft, rules: dict[str, ScheduleRule], schedule: str | None
+) -> Draft:
     """The draft in its own order, or in the fastest of the rules' orders, with its true time.
 
     The draft's bound speaks of all plans, so it holds for every order.
     """
+    if schedule in GROUP_SCHEDULES:
+        return _run_groups(problem, in_group_order(problem, draft, schedule))
+    if draft.orders and not rules:
+        return _run_groups(problem, draft)
+    if draft.orders:
+        raise InputError(
+            f"schedule: {schedule!r} is for one stage a device and whole backwards; leave it out,"
+            f" or use one of {', '.join(GROUP_SCHEDULES)}"
+        )
     costs = problem.cost.pipeline_costs(draft.stages)
     orders = {
         rule: _order_under(problem, draft, costs, rule, run) for rule, run in rules.items()
@@ -258,6 +277,13 @@ def _run_draft(problem: Problem, draft: Draft, rules: dict[str, ScheduleRule]) -
         iteration_ms=times_ms[rule],
         schedule_guarantee_ms=guarantee_ms,
     )
+
+
+def _run_groups(problem: Problem, draft: Draft) -> Draft:
+    """The same for groups that have several stages, or whose backwards are cut in two."""
+    costs = group_costs(problem.cost, draft.stages)
+    timeline = run_groups(costs, draft.orders, problem.num_microbatches)
+    return replace(draft, iteration_ms=timeline.iteration_ms, schedule_guarantee_ms=None)
 
 
 def _order_under(
@@ -292,8 +318,9 @@ def _unsimulated_plan(problem: Problem, draft: Draft) -> Plan:
         cluster=problem.cluster,
         microbatches=problem.num_microbatches,
         stages=draft.stages,
-        schedule=Schedule.from_codes(draft.codes.tolist()),
+        schedule=draft.schedule,
         planner="",
+        shard_optimizer=draft.shard_optimizer,
     )
 
 

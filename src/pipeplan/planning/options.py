@@ -14,10 +14,22 @@ from pipeplan.planning.limits import Limits, make_limits
 from pipeplan.profile import ModelProfile
 from pipeplan.validation import COUNT, number_text, require_count, require_figure
 
-__all__ = ["MAX_EFFORT", "MIN_EFFORT", "OptionArguments", "PlanningOptions"]
+__all__ = ["AUTO", "MAX_EFFORT", "MIN_EFFORT", "OptionArguments", "PlanningOptions"]
 
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
-FLAGS = ("divisible", "ignore_memory", "keep_tied", "runnable")
+FLAGS = (
+    "divisible",
+    "ignore_memory",
+    "keep_tied",
+    "split_backward",
+    "shard_optimizer",
+    "runnable",
+)
+DEFAULT_POSITIONS: "int | str" = 1
+DEFAULT_SPLIT_BACKWARD = False
+"""Of plans with several stages a device, and of backwards cut in two. The runtime runs neither."""
+AUTO = "auto"
+POSITIONS = (1, 64)
 NAME_LISTS = ("no_cut_after", "without")
 
 
@@ -34,6 +46,9 @@ class OptionArguments(TypedDict, total=False):
     first_on: str | None
     last_on: str | None
     without: tuple[str, ...]
+    positions: int | str
+    split_backward: bool
+    shard_optimizer: bool
     effort: float
     runnable: bool
 
@@ -59,6 +74,12 @@ class PlanningOptions:
     last_on: str | None = None
     without: tuple[str, ...] = ()
     """Devices that stay unused."""
+    positions: int | str = DEFAULT_POSITIONS
+    """The most stages of a device, up to 64; `auto` chooses."""
+    split_backward: bool = DEFAULT_SPLIT_BACKWARD
+    """Whether backwards may be cut into input gradients and weight gradients."""
+    shard_optimizer: bool = False
+    """Whether replicas share the optimizer's moments instead of each keeping all of them."""
     effort: float = 1.0
     """How much to search, from 0.01 to 1,000; 1 is the usual amount."""
     runnable: bool = False
@@ -83,6 +104,7 @@ class PlanningOptions:
             if getattr(self, name) is not None:
                 require_count(InputError, name, getattr(self, name), COUNT)
                 object.__setattr__(self, name, int(getattr(self, name)))
+        _require_positions(self.positions)
         require_figure(InputError, "effort", self.effort)
         if not MIN_EFFORT <= self.effort <= MAX_EFFORT:
             raise InputError(
@@ -91,9 +113,14 @@ class PlanningOptions:
             )
         object.__setattr__(self, "effort", float(self.effort))
 
+    @property
+    def uses_families(self) -> bool:
+        """Whether plans may need the second version of the format."""
+        return self.positions != 1 or self.split_backward or self.shard_optimizer
+
     def limits(self, model: ModelProfile, cluster: Cluster) -> Limits:
         """The limits that a plan of this model on this cluster has to keep."""
-        others = ("effort", "runnable")
+        others = ("effort", "runnable", "positions", "split_backward", "shard_optimizer")
         asked = {name: value for name, value in self.arguments().items() if name not in others}
         return make_limits(model, cluster, **asked)
 
@@ -108,6 +135,16 @@ class PlanningOptions:
             for each in fields(PlanningOptions)
             if each.name == "effort" or getattr(self, each.name) != each.default
         }
+
+
+def _require_positions(given: Any) -> None:
+    least, most = POSITIONS
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    if given != AUTO and not (is_number and least <= given <= most):
+        raise InputError(
+            f"positions: {excerpt(given)} is neither a whole number within {least}..{most}"
+            f" nor {AUTO!r}"
+        )
 
 
 def _names(field: str, given: Any) -> tuple[str, ...]:

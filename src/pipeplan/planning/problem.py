@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from pipeplan import _core
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel
-from pipeplan.pipeline import Bound, Stage
+from pipeplan.pipeline import Bound, GroupCodes, Schedule, Stage
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.options import PlanningOptions
 from pipeplan.profile import ModelProfile
@@ -125,15 +127,27 @@ class Draft:
     """Where the model is cut, on which devices it runs, and in which order."""
 
     stages: tuple[Stage, ...]
-    codes: Codes
-    """The schedule, [stages, 2 * microbatches], as in `Schedule.to_codes`."""
     iteration_ms: float
+    codes: Codes = field(default_factory=lambda: np.empty((0, 0), dtype=np.int32))
+    """The schedule, [stages, 2 * microbatches], as in `Schedule.to_codes`; empty with `orders`."""
+    orders: tuple[GroupCodes, ...] = ()
+    """Instead of `codes`, where groups have several stages or backwards are cut in two: one order
+    for each group, as in `Schedule.from_group_codes`."""
     schedule_guarantee_ms: float | None = None
     """Only for the schedule PE, which has a guarantee."""
     bound: Bound | None = None
     """Only from planners that prove a lower bound on the time of all plans."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Entries that the planner adds to the plan's options."""
+    shard_optimizer: bool = False
+    """Whether replicas share the optimizer's moments."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of blocks."""
+        if self.orders:
+            return Schedule.from_group_codes(self.orders)
+        return Schedule.from_codes(self.codes.tolist())
 
 
 Planner = Callable[[Problem], Draft]

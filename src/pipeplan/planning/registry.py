@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipeplan.errors import InputError
-from pipeplan.planning.baselines import BASELINES
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
+from pipeplan.planning.group_order import require_weight_gradients
 from pipeplan.planning.planner.best_shares import plan_best_shares
+from pipeplan.planning.planner.chains import plan_chains
 from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
@@ -30,12 +32,25 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 
 def _plan_best_from_published(problem: Problem) -> Draft:
-    return plan_knowing_links(problem, plan_best_shares, _published_plans)
+    if not problem.options.uses_families:
+        return plan_knowing_links(problem, plan_best_shares, _published_plans)
+    if problem.options.split_backward:
+        require_weight_gradients(problem, "split_backward")
+    published = [BASELINES[name] for name in GROUP_BASELINES]
+    try:
+        one_stage = plan_knowing_links(problem, plan_best_shares, _published_plans)
+    except InfeasibleError:
+        draft = plan_chains(problem, None, published)
+        if draft is None:
+            raise
+        return draft
+    return plan_chains(problem, one_stage, published) or one_stage
 
 
 def _published_plans(problem: Problem) -> Iterator[Draft]:
     names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
-    return (BASELINES[name](problem) for name in (BASELINES if names is None else names))
+    by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
+    return (BASELINES[name](problem) for name in (by_stage if names is None else names))
 
 
 PLANNERS: dict[str, Planner] = {

@@ -8,13 +8,13 @@ from importlib import import_module
 
 from pipeplan.planning.problem import Draft, Planner, Problem
 
-__all__ = ["BASELINES"]
+__all__ = ["BASELINES", "GROUP_BASELINES"]
 
 
-def _on_first_use(module: str) -> Planner:
+def _on_first_use(module: str, function: str | None = None) -> Planner:
     def planner(problem: Problem) -> Draft:
         loaded = import_module(f"pipeplan.planning.baselines.{module}")
-        draft: Draft = getattr(loaded, f"plan_{module}")(problem)
+        draft: Draft = getattr(loaded, function or f"plan_{module}")(problem)
         return draft
 
     return planner
@@ -30,5 +30,11 @@ BASELINES: dict[str, Planner] = {
     "hetpipe": _on_first_use("hetpipe"),
     "piper": _on_first_use("piper"),
     "alpa": _on_first_use("alpa"),
+    "interleaved-1f1b": _on_first_use("even_groups", "plan_interleaved"),
+    "zb-h1": _on_first_use("even_groups", "plan_zb_h1"),
+    "zb-v": _on_first_use("even_groups", "plan_zb_v"),
 }
 """The planners by name."""
+
+GROUP_BASELINES = ("interleaved-1f1b", "zb-h1", "zb-v")
+"""Those whose devices have several stages, or whose backwards are cut in two."""

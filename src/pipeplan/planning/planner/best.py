@@ -121,6 +121,7 @@ class _Search:
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
             num_rates=num_link_rates(problem.cost),
+            shares_links=problem.cost.contention is not None,
         )
 
     @property
@@ -291,7 +292,7 @@ class _Search:
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
-            settings.NUM_SET_CANDIDATES,
+            settings.NUM_SHARED_CANDIDATES if self.cost.contention else settings.NUM_SET_CANDIDATES,
             settings.MAX_PROOF_STEPS,
             self.problem.num_threads,
             self.problem.deadline,

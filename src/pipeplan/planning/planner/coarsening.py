@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from pipeplan.cost import CostModel, median
 from pipeplan.pipeline import Stage
-from pipeplan.profile import ModelProfile, TimesAt, merged_layer, merged_times
+from pipeplan.profile import LayerProfile, ModelProfile, TimesAt, merged_layer, merged_times
 
 __all__ = ["CoarseModel", "coarsen", "merged_model"]
 
@@ -78,6 +78,8 @@ def merged_model(cost: CostModel, ends: Sequence[int]) -> ModelProfile:
             gradient_bytes=layers[end - 1].gradient_bytes,
             parameter_bytes=float(cost.parameter_bytes_L[first:end].sum()),
             activation_bytes=float(cost.activation_bytes_L[first:end].sum()),
+            weight_grad_ms=_weight_grad_ms(layers[first:end]),
+            weight_grad_bytes=sum(layer.weight_grad_bytes for layer in layers[first:end]),
             at=times_of(first, end),
         )
         for first, end in zip([0, *ends[:-1]], ends, strict=True)
@@ -89,6 +91,12 @@ def merged_model(cost: CostModel, ends: Sequence[int]) -> ModelProfile:
         layers=merged,
         optimizer_bytes_per_parameter_byte=cost.model.optimizer_bytes_per_parameter_byte,
     )
+
+
+def _weight_grad_ms(layers: Sequence[LayerProfile]) -> float | None:
+    """The sum, if all layers say it."""
+    known = [layer.weight_grad_ms for layer in layers if layer.weight_grad_ms is not None]
+    return sum(known) if len(known) == len(layers) else None
 
 
 def _merge_cheapest(cost: CostModel, ends: list[int], max_layers: int) -> list[int]:

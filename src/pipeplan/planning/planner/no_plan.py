@@ -91,7 +91,8 @@ def _first_plan(
 ) -> tuple[Stage, ...] | None:
     """A plan with so many times the memory, on the first order that has one."""
     coarse = coarsen(problem.cost, MAX_LAYERS)
-    instance = coarse.cost.with_layers(problem.kernel_instance(memory_factor=factor))
+    whole = problem.kernel_instance(memory_factor=factor)
+    instance = coarse.cost.with_layers(whole)
     num_devices = problem.cluster.num_devices
     unit = unit_of(num_devices)
     sizes = replica_counts(Sizes.QUARTERS, -(-num_devices // unit))
@@ -107,5 +108,5 @@ def _first_plan(
             unit,
         )
         if plans:
-            return placed_stages(plans[0], instance, order=order, end_layer=coarse.end_layer)
+            return placed_stages(plans[0], whole, order=order, end_layer=coarse.end_layer)
     return None

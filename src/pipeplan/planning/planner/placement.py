@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipeplan import _core
 from pipeplan.pipeline import Stage
 
-__all__ = ["placed_plan", "placed_stages", "shared_stage", "stages_by_speed"]
+__all__ = ["placed_plan", "placed_stages", "shared_stage", "stage_of_shares", "stages_by_speed"]
 
 RECOMPUTES, BY_SPEED = 1, 2
 """The bits of a kernel's mode: a stage computes its activations again; its devices share
@@ -60,10 +60,16 @@ def _stage(
 
     Devices with more samples come first; among equals the cluster's order counts.
     """
-    recompute = bool(mode & RECOMPUTES)
     shares = [1.0]
     if instance is not None:
         shares = instance.shares(devices, layers.start, layers.stop, mode)
+    return stage_of_shares(layers, devices, shares, recompute=bool(mode & RECOMPUTES))
+
+
+def stage_of_shares(
+    layers: range, devices: Sequence[int], shares: Sequence[float], *, recompute: bool = False
+) -> Stage:
+    """The stage with these shares, which are left out if all are equal."""
     if max(shares) == min(shares):
         return Stage(layers=layers, devices=tuple(sorted(devices)), recompute=recompute)
     ordered = sorted(zip(devices, shares, strict=True), key=lambda pair: (-pair[1], pair[0]))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pipeplan.cluster import Cluster, HostMatrix, Matrix
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import BoundLimit, Stage
+from pipeplan.pipeline import BoundLimit
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.planner.coarsening import merged_model
 from pipeplan.planning.problem import Draft, Planner, Problem, SearchInterrupted
@@ -56,11 +56,10 @@ def _restored(draft: Draft, limits: Limits, devices: Sequence[int], ends: Sequen
         bound = replace(bound, limits=(*bound.limits, BoundLimit.CONSTRAINTS))
     starts = [0, *ends]
     stages = tuple(
-        Stage(
+        replace(
+            stage,
             layers=range(starts[stage.layers.start], starts[stage.layers.stop]),
             devices=tuple(devices[u] for u in stage.devices),
-            shares=stage.shares,
-            recompute=stage.recompute,
         )
         for stage in draft.stages
     )

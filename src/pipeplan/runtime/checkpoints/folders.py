@@ -55,6 +55,11 @@ def choose_checkpoint(path: Path) -> Path | None:
         return path
     if NAME.fullmatch(path.name):
         raise CheckpointError(f"{shown(path)}: has no {DESCRIPTION}; it is no checkpoint")
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(
+            f"{shown(path)}: is a file; give the folder of checkpoints (load_weights reads"
+            " safetensors files)"
+        )
     return newest_checkpoint(path)
 
 

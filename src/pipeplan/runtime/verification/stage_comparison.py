@@ -38,6 +38,7 @@ from pipeplan.runtime.verification.runs import (
     Result,
     Sample,
     StageCalls,
+    evaluate_whole,
     run_stage,
     run_whole,
     try_whole,
@@ -176,6 +177,8 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
                 state.put_back()
+            _require_separate_tensors(stage, samples, results[False])
+            state.put_back()
             _spoil(stage, samples[0])
         except RuntimeMismatchError:
             raise
@@ -194,6 +197,24 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 " detach, and must not be computed under torch.no_grad"
             )
     return results
+
+
+def _require_separate_tensors(stage: StageCalls, samples: Sequence[Sample], copied: Result) -> None:
+    """Refuse tensors that cross a cut and share memory with something that is changed in place.
+
+    `copied` has copies of all tensors that cross the cuts of the stage, as a message makes them.
+    """
+    kind = stage.amp_dtype or torch.float32
+    for sample, share, loss in zip(samples, stage.shares(samples), copied.losses, strict=True):
+        value, _ = evaluate_whole(stage, sample)
+        expected = torch.tensor(value * share, dtype=torch.float64)
+        if not share or are_close(expected, loss.double().cpu(), dtype=kind):
+            continue
+        raise RuntimeMismatchError(
+            f"layers {stage.module.layers_text}: a tensor that enters or leaves them shares its"
+            " memory with another one (two views of one tensor, or something that a layer keeps),"
+            " and one of them is changed in place; a message has copies, so return clone()s"
+        )
 
 
 def _spoil(stage: StageCalls, sample: Sample) -> None:

@@ -1,0 +1,205 @@
+"""What several stages a device and split backwards gain over one stage a device, at equal memory.
+
+Instances come from a file (`--instances`, as `families.json` below describes) or are made here: zoo
+models on six clusters of eight devices. A weight gradient that a profile does not give counts as
+half of the backward. Every device has the memory that the best plan with one stage a device needs.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipeplan import zoo
+from pipeplan.checker import check
+from pipeplan.cluster import Cluster
+from pipeplan.documents.files import read_cluster, read_model
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.door import plan
+from pipeplan.planning.planner.chain_bound import fixed_plan_bound_ms
+from pipeplan.profile import ModelProfile
+
+CLUSTERS = ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g", "random-8")
+MODELS = ("bert-large", "gpt2-xl", "llama-7b", "resnet152", "transformer-big", "vgg19")
+MICROBATCHES = (4, 8, 16, 32)
+PUBLISHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One instance; `known_ms` is what somebody else reached, if anybody says so."""
+
+    name: str
+    model: ModelProfile
+    cluster: Cluster
+    microbatches: int
+    one_stage_ms: float | None = None
+    known_ms: float | None = None
+
+
+def with_weight_gradients(model: ModelProfile) -> ModelProfile:
+    """The model with a weight gradient in each layer."""
+    layers = tuple(
+        layer
+        if layer.weight_grad_ms is not None
+        else replace(layer, weight_grad_ms=layer.backward_ms / 2)
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
+
+
+def with_memory(cluster: Cluster, memory_gb: float | None) -> Cluster:
+    """The cluster with this memory on each device."""
+    devices = tuple(replace(device, memory_gb=memory_gb) for device in cluster.devices)
+    return replace(cluster, devices=devices)
+
+
+def cases_of_file(path: Path) -> list[Case]:
+    """The instances of a file; models that are no zoo names lie beside it."""
+    document = json.loads(path.read_text())
+    clusters = {}
+    with TemporaryDirectory() as folder:
+        for name, content in document["clusters"].items():
+            written = Path(folder) / f"{name}.cluster.json"
+            written.write_text(json.dumps(content))
+            clusters[name] = read_cluster(written)
+    return [
+        Case(
+            name=f"{each['model'].split('/')[-1].split('.')[0]} {each['cluster']}",
+            model=with_weight_gradients(
+                read_model(path.parent / each["model"])
+                if "/" in each["model"]
+                else zoo.model(each["model"])
+            ),
+            cluster=with_memory(clusters[each["cluster"]], each["memory_gb"]),
+            microbatches=each["microbatches"],
+            one_stage_ms=each["one_stage_ms"],
+            known_ms=each["both_ms"],
+        )
+        for each in document["instances"]
+    ]
+
+
+def own_cases() -> list[Case]:
+    """Zoo models on zoo clusters; the memory is that of the best plan with one stage a device."""
+    cases = []
+    for number, (name, where) in enumerate((m, c) for m in MODELS for c in CLUSTERS):
+        model, microbatches = zoo.model(name), MICROBATCHES[(number + number // 6) % 4]
+        own_links = replace(zoo.cluster(where), uplink_gb_per_s=None, shared=())
+        cluster = with_memory(own_links, None)
+        one = plan(model, cluster, microbatches, divisible=True)
+        peak_gb = max(one.require_predicted().peak_memory_gb.values())
+        cases.append(
+            Case(
+                name=f"{name} {where}",
+                model=with_weight_gradients(model),
+                cluster=with_memory(cluster, peak_gb * (1 + 1e-9)),
+                microbatches=microbatches,
+            )
+        )
+    return cases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The figures of one instance."""
+
+    gain: float
+    gap: float
+    planning_s: float
+    processor_s: float
+    microbatches: int
+    slower_than: tuple[str, ...]
+
+
+def is_faster(planner: str, case: Case, iteration_ms: float) -> bool:
+    """Whether a published planner makes a faster plan that fits."""
+    try:
+        other = plan(case.model, case.cluster, case.microbatches, planner=planner)
+    except InfeasibleError:
+        return False
+    peak_gb = max(other.require_predicted().peak_memory_gb.values())
+    fits = peak_gb <= (case.cluster.devices[0].memory_gb or peak_gb) * (1 + 1e-9)
+    return fits and other.iteration_ms < iteration_ms * (1 - 1e-9)
+
+
+def measure(case: Case, effort: float, threads: int) -> Row:
+    """Plan one instance both ways, and check the result."""
+    common = {"divisible": True, "num_threads": threads}
+    one = plan(case.model, case.cluster, case.microbatches, effort=effort, **common)
+    begin, began = time.perf_counter(), time.process_time()
+    both = plan(
+        case.model,
+        case.cluster,
+        case.microbatches,
+        positions="auto",
+        split_backward=True,
+        effort=effort,
+        **common,
+    )
+    planning_s, processor_s = time.perf_counter() - begin, time.process_time() - began
+    verdict = check(both)
+    assert not verdict.errors, verdict.errors
+    slower = [name for name in PUBLISHED if is_faster(name, case, both.iteration_ms)]
+    bound_ms = fixed_plan_bound_ms(both)
+    row = Row(
+        gain=100 * (one.iteration_ms / both.iteration_ms - 1),
+        gap=100 * (both.iteration_ms / bound_ms - 1),
+        planning_s=planning_s,
+        processor_s=processor_s,
+        microbatches=case.microbatches,
+        slower_than=tuple(slower),
+    )
+    known = f" known {case.known_ms:9.2f}" if case.known_ms else ""
+    groups = {stage.devices: n for n, stage in enumerate(reversed(both.stages))}
+    order = sorted(groups, key=lambda devices: -groups[devices])
+    chain = " ".join(str(order.index(stage.devices)) for stage in both.stages)
+    print(
+        f"{case.name:36} M {case.microbatches:2} one {one.iteration_ms:9.2f} both"
+        f" {both.iteration_ms:9.2f}{known} gain {row.gain:5.1f} % gap {row.gap:4.2f} %"
+        f" {planning_s:5.2f} s ({processor_s:.2f}) groups"
+        f" {'+'.join(str(len(devices)) for devices in order)} chain {chain}"
+        f"{' SLOWER than ' + ', '.join(slower) if slower else ''}",
+        flush=True,
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=Path, help="a file of instances")
+    parser.add_argument("--effort", type=float, default=1.0)
+    parser.add_argument("--every", type=int, default=1, help="only each so many-th instance")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    cases = cases_of_file(given.instances) if given.instances else own_cases()
+    rows = [
+        measure(case, given.effort, given.threads) for case in cases[given.first :: given.every]
+    ]
+    if not rows:
+        sys.exit("no instances")
+    gains = [row.gain for row in rows]
+    print(f"{len(rows)} instances, effort {given.effort:g}")
+    print(
+        f"gain: mean {statistics.mean(gains):.2f} %, largest {max(gains):.1f} %,"
+        f" least {min(gains):.2f} %"
+    )
+    for microbatches in sorted({row.microbatches for row in rows}):
+        mine = [row.gain for row in rows if row.microbatches == microbatches]
+        print(f"  M = {microbatches}: {statistics.mean(mine):.1f} % ({len(mine)})")
+    print(f"above the fixed-plan bound: mean {statistics.mean(row.gap for row in rows):.2f} %")
+    print(
+        f"planning: mean {statistics.mean(row.planning_s for row in rows):.2f} s, processor"
+        f" {statistics.mean(row.processor_s for row in rows):.2f} s,"
+        f" largest {max(row.processor_s for row in rows):.2f} s"
+    )
+    print(f"slower than a published order that fits: {sum(bool(r.slower_than) for r in rows)}")
+
+
+if __name__ == "__main__":
+    main()

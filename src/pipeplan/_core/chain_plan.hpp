@@ -1,0 +1,50 @@
+// A plan on groups of devices, and the chain of costs that it makes.
+#pragma once
+#include <vector>
+
+#include "chain.hpp"
+#include "instance.hpp"
+
+namespace pipeplan {
+
+// What plans with split backwards need to know of the layers, beside the instance.
+class ChainModel {
+  public:
+    // `weight_ms` is the part of each layer's backward that only computes weight gradients, and
+    // `kept_bytes` what is kept for it; empty where backwards stay whole. A group's stages share the
+    // optimizer's moments if `shards_optimizer`. A group serves at most `max_positions` stages.
+    ChainModel(Instance instance, const std::vector<double>& weight_ms,
+               const std::vector<double>& input_ms, const std::vector<double>& kept_bytes,
+               int max_positions, bool shards_optimizer);
+
+    const Instance in;
+    const bool may_split;
+    const int max_positions;
+    const bool shards_optimizer;
+    const RangeSums weight_ms, input_ms, kept_bytes;
+
+    double state_factor(int num_devices) const {
+        const double whole = in.limits.state_bytes_per_parameter_byte;
+        if (!shards_optimizer || whole <= 2) return whole;
+        return 2 + (whole - 2) / num_devices;  // parameters and gradients stay whole
+    }
+};
+
+struct ChainPlan {
+    std::vector<std::vector<int>> devices;  // of each group, rising
+    std::vector<int> group;                 // [stages]
+    std::vector<int> end_layer;             // [stages]
+    bool is_split = false;
+
+    int num_stages() const { return static_cast<int>(group.size()); }
+    int num_groups() const { return static_cast<int>(devices.size()); }
+    int first_layer(int p) const { return p ? end_layer[p - 1] : 0; }
+    // Joins neighbours of one group, drops groups without stages, numbers groups by first stages.
+    void normalise();
+};
+
+// Writes the chain of the plan with so many microbatches. False if a path is missing, if a group has
+// too many devices or stages, if memory does not suffice or a constraint is broken.
+bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbatches, Chain& chain);
+
+}  // namespace pipeplan

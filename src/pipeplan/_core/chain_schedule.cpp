@@ -1,0 +1,352 @@
+// List scheduling on chains, and a search over its keys.
+//
+// Giffler and Thompson 1960: take the group on which a block can end first. No block that is not
+// known yet can start there before that end. So all blocks that could start before it compete, those
+// included whose input is still computed or under way, and the one with the least key runs. Some
+// choice of keys gives an optimal schedule.
+//
+// Memory. A forward is admitted if the group has room for it and if afterwards the oldest microbatch
+// that has not passed the group's last stage still finds room for the rest of its stages, even if no
+// younger one gives anything back (the banker's rule, Dijkstra 1965). Older microbatches need no more
+// forwards here. So the oldest one can always go on, and nothing deadlocks.
+//
+// The keys are made in chain_keys.cpp.
+//
+// A run takes O(blocks * (stages of a group + groups)).
+#include "chain_schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <stdexcept>
+
+namespace pipeplan {
+namespace {
+
+constexpr double kRoomRounding = 1e-9;  // relative
+
+// They did best, one beside the others, on chains that the planner finds and on uniform ones.
+constexpr ChainSettings kStarts[] = {
+    {1.7, 3.0, 0.0, 0.0, 0.5},  {3.2, 8.0, 0.0, 0.0, 0.0},   {4.5, 0.0, 0.0, 0.0, 0.0},
+    {4.5, 1.2, 0.0, 0.0, 0.0},  {1.4, 3.0, 0.0, 0.0, 0.0},   {0.7, 8.0, 0.0, 0.0, 0.0},
+    {2.0, 1e6, 0.0, 0.0, 0.0},  {0.7, 3.0, 0.9, 2.0, 0.0},   {4.5, 3.0, 0.9, 2.0, 0.0},
+    {2.0, 3.0, 0.9, 1.0, 0.0},  {-1.0, 0.0, 0.9, 0.0, 0.0},  {-1.1, 0.0, 0.9, 0.0, 0.0},
+    {1.4, 3.0, 0.0, 0.0, 1.0},  {2.0, 3.0, 0.9, 2.0, 0.0},   {2.0, 1.0, 0.9, 1.0, 0.5},
+    {1.0, 1.0, 0.9, 0.0, 0.5},  {3.0, 8.0, 1.7, 1.0, 0.0},   {1.4, 1.0, 0.9, 2.0, 0.5},
+    {3.0, 3.0, 0.9, 2.0, 0.5},  {-1.03, 0.0, 0.0, 0.0, 1.0}, {2.0, 1.0, 1.7, 2.0, 1.0},
+    {1.0, 0.0, 0.7, 0.0, 0.5}};
+
+}  // namespace
+
+void Chain::check() const {
+    const std::size_t P = num_stages;
+    const auto require = [](bool condition, const char* message) {
+        if (!condition) throw std::invalid_argument(message);
+    };
+    require(num_stages >= 1 && num_groups >= 1 && num_microbatches >= 1, "chain: is empty");
+    for (const auto* values : {&forward_ms, &backward_ms, &weight_ms, &there_ms, &back_ms,
+                               &reduce_ms, &held_bytes, &kept_bytes}) {
+        require(values->size() == P, "chain: one number for each stage");
+        for (double value : *values)
+            require(std::isfinite(value) && value >= 0, "chain: numbers are finite and not negative");
+    }
+    require(group.size() == P && is_split.size() == P, "chain: one group for each stage");
+    require(room_bytes.size() == static_cast<std::size_t>(num_groups), "chain: one room a group");
+    for (double value : room_bytes) require(value >= 0, "chain: rooms are not negative");
+    std::vector<int> num_positions(num_groups, 0);
+    for (int g : group) {
+        require(g >= 0 && g < num_groups, "chain: unknown group");
+        ++num_positions[g];
+    }
+    for (int count : num_positions) {
+        require(count > 0, "chain: a group has no stage");
+        require(count <= kMostPositions, "chain: a group has more than 64 stages");
+    }
+}
+
+void ChainScheduler::take(const Chain& chain) {
+    chain_ = &chain;
+    const int P = chain.num_stages, G = chain.num_groups, M = chain.num_microbatches;
+    stage_begin_.assign(G + 1, 0);
+    for (int p = 0; p < P; ++p) ++stage_begin_[chain.group[p] + 1];
+    for (int g = 0; g < G; ++g) stage_begin_[g + 1] += stage_begin_[g];
+    stages_.resize(P);
+    std::vector<int> next(stage_begin_.begin(), stage_begin_.end() - 1);
+    for (int p = 0; p < P; ++p) stages_[next[chain.group[p]]++] = p;
+
+    // Channels by their two groups; a linear search over few.
+    channel_there_.assign(P, -1), channel_back_.assign(P, -1);
+    std::vector<long> ends;
+    std::vector<double> channel_load;
+    const auto channel = [&](int from, int to, double load) {
+        if (chain.half_duplex && from > to) std::swap(from, to);
+        const long end = static_cast<long>(from) * G + to;
+        const auto found = std::find(ends.begin(), ends.end(), end);
+        const int index = static_cast<int>(found - ends.begin());
+        if (found == ends.end()) ends.push_back(end), channel_load.push_back(0.0);
+        channel_load[index] += load;
+        return index;
+    };
+    std::vector<double> load(G, 0.0);
+    group_bytes_.assign(G, 0.0);
+    reserved_.resize(P);
+    for (int p = 0; p < P; ++p) {
+        const int g = chain.group[p];
+        load[g] += chain.forward_ms[p] + chain.backward_ms[p] + chain.weight_ms[p];
+        reserved_[p] = chain.reserved_bytes(p);
+        group_bytes_[g] += reserved_[p];
+        if (p + 1 == P || chain.group[p + 1] == g) continue;
+        channel_there_[p] = channel(g, chain.group[p + 1], chain.there_ms[p]);
+        channel_back_[p] = channel(chain.group[p + 1], g, chain.back_ms[p]);
+    }
+    num_channels_ = static_cast<int>(ends.size());
+    round_ms_ = *std::max_element(load.begin(), load.end());
+    for (double ms : channel_load) round_ms_ = std::max(round_ms_, ms);
+
+    way_forward_.resize(P), way_backward_.resize(P);
+    double way = 0.0;
+    for (int p = 0; p < P; ++p) {
+        way_forward_[p] = way;
+        way += chain.forward_ms[p] + (p + 1 < P ? chain.there_ms[p] : 0.0);
+    }
+    for (int p = P - 1; p >= 0; --p) {
+        if (p + 1 < P) way += chain.back_ms[p];
+        way_backward_[p] = way;
+        way += chain.backward_ms[p];
+    }
+    start_ms_.resize(static_cast<std::size_t>(P) * kNumChainKinds * M);
+    best_ms_ = kInfinity;
+}
+
+bool ChainScheduler::admits(int p) const {
+    const Chain& chain = *chain_;
+    const int g = chain.group[p];
+    if (!most_->empty()) {
+        const int done = chain.is_split[p] ? num_weight_[p] : num_backward_[p];
+        if (num_forward_[p] - done >= (*most_)[p]) return false;
+    }
+    const double room = chain.room_bytes[g];
+    if (room == kInfinity) return true;
+    const double limit = room * (1 + kRoomRounding);
+    if (used_bytes_[g] + reserved_[p] > limit) return false;
+    const int last = stages_[stage_begin_[g + 1] - 1];
+    if (p == last) return true;
+    const int oldest = num_forward_[last] + 1;
+    double bytes = group_bytes_[g];
+    for (int k = stage_begin_[g]; k + 1 < stage_begin_[g + 1]; ++k) {
+        const int q = stages_[k];
+        const int younger = num_forward_[q] + (q == p) - oldest;
+        if (younger > 0) bytes += younger * reserved_[q];
+    }
+    return bytes <= limit;
+}
+
+double ChainScheduler::earliest_end(int g) const {
+    const Chain& chain = *chain_;
+    const int M = chain.num_microbatches;
+    const double free = free_ms_[g];
+    double least = kInfinity;
+    for (int k = stage_begin_[g]; k < stage_begin_[g + 1]; ++k) {
+        const int p = stages_[k];
+        const int i = num_backward_[p], j = num_forward_[p];
+        if (i < M) least = std::min(least, std::max(free, backward_there_ms_[p * M + i]) + chain.backward_ms[p]);
+        if (num_weight_[p] < i && chain.is_split[p]) least = std::min(least, free + chain.weight_ms[p]);
+        if (j < M) {
+            const double end = std::max(free, forward_there_ms_[p * M + j]) + chain.forward_ms[p];
+            if (end < least && admits(p)) least = end;
+        }
+    }
+    return least;
+}
+
+ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& keys,
+                                              double patience) const {
+    const Chain& chain = *chain_;
+    const int M = chain.num_microbatches;
+    const double free = free_ms_[g];
+    Choice choices[kNumChainKinds * kMostPositions];
+    int count = 0;
+    double first_end = kInfinity, first_start = kInfinity;
+    const auto consider = [&](double there, double length, int p, int kind, int m) {
+        const double start = std::max(free, there);
+        first_end = std::min(first_end, start + length);
+        first_start = std::min(first_start, start);
+        choices[count++] = {start, keys[(p * kNumChainKinds + kind) * M + m], p, kind};
+    };
+    for (int k = stage_begin_[g]; k < stage_begin_[g + 1]; ++k) {
+        const int p = stages_[k];
+        const int i = num_backward_[p], j = num_forward_[p], w = num_weight_[p];
+        if (i < M && backward_there_ms_[p * M + i] < kInfinity)
+            consider(backward_there_ms_[p * M + i], chain.backward_ms[p], p, kChainBackward, i);
+        if (chain.is_split[p] && w < i) consider(free, chain.weight_ms[p], p, kChainWeight, w);
+        if (j < M && forward_there_ms_[p * M + j] < kInfinity && admits(p))
+            consider(forward_there_ms_[p * M + j], chain.forward_ms[p], p, kChainForward, j);
+    }
+    const double before = first_start + patience * (first_end - first_start);
+    const Choice* best = nullptr;
+    for (int k = 0; k < count; ++k) {
+        const Choice& each = choices[k];
+        if (each.start_ms > first_start && each.start_ms >= before) continue;
+        if (!best || each.key < best->key || (each.key == best->key && each.start_ms < best->start_ms))
+            best = &each;
+    }
+    return *best;
+}
+
+// Starts the block, and returns the other group that may have something new to run; -1: none.
+int ChainScheduler::commit(int g, const Choice& choice) {
+    const Chain& chain = *chain_;
+    const int P = chain.num_stages, M = chain.num_microbatches, p = choice.stage;
+    const double length = choice.kind == kChainForward    ? chain.forward_ms[p]
+                          : choice.kind == kChainBackward ? chain.backward_ms[p]
+                                                     : chain.weight_ms[p];
+    const double end = choice.start_ms + length;
+    free_ms_[g] = end;
+    int m = 0, touched = -1;
+    if (choice.kind == kChainForward) {
+        m = num_forward_[p]++;
+        used_bytes_[g] += reserved_[p];
+        if (p + 1 == P) {
+            backward_there_ms_[p * M + m] = end;
+        } else {
+            double there = end;
+            if (const int c = channel_there_[p]; c >= 0) {
+                there = std::max(end, channel_ms_[c]) + chain.there_ms[p];
+                channel_ms_[c] = there;
+                touched = chain.group[p + 1];
+            }
+            forward_there_ms_[(p + 1) * M + m] = there;
+        }
+    } else if (choice.kind == kChainBackward) {
+        m = num_backward_[p]++;
+        used_bytes_[g] += (chain.is_split[p] ? chain.kept_bytes[p] : 0.0) - reserved_[p];
+        last_end_ms_[p] = end;
+        if (p > 0) {
+            double there = end;
+            if (const int c = channel_back_[p - 1]; c >= 0) {
+                there = std::max(end, channel_ms_[c]) + chain.back_ms[p - 1];
+                channel_ms_[c] = there;
+                touched = chain.group[p - 1];
+            }
+            backward_there_ms_[(p - 1) * M + m] = there;
+        }
+    } else {
+        m = num_weight_[p]++;
+        used_bytes_[g] -= chain.kept_bytes[p];
+        last_end_ms_[p] = end;
+    }
+    const int block = (p * kNumChainKinds + choice.kind) * M + m;
+    start_ms_[block] = choice.start_ms;
+    order_.push_back(block);
+    return touched;
+}
+
+// The all-reduces: a group's one after the other, in the order in which they become ready.
+double ChainScheduler::finish() {
+    const Chain& chain = *chain_;
+    double last = 0.0;
+    for (int g = 0; g < chain.num_groups; ++g) {
+        double ring = 0.0;
+        last = std::max(last, free_ms_[g]);
+        const int begin = stage_begin_[g], count = stage_begin_[g + 1] - begin;
+        int sorted[kMostPositions];
+        std::copy_n(stages_.begin() + begin, count, sorted);
+        std::sort(sorted, sorted + count,
+                  [&](int a, int b) { return last_end_ms_[a] < last_end_ms_[b]; });
+        for (int k = 0; k < count; ++k) {
+            const int p = sorted[k];
+            if (chain.reduce_ms[p] == 0.0) continue;
+            ring = std::max(ring, last_end_ms_[p]) + chain.reduce_ms[p];
+        }
+        last = std::max(last, ring);
+    }
+    return last;
+}
+
+double ChainScheduler::run(const std::vector<double>& keys, double patience,
+                           const std::vector<int>& most) {
+    const Chain& chain = *chain_;
+    const int P = chain.num_stages, G = chain.num_groups, M = chain.num_microbatches;
+    ++num_runs_;
+    most_ = &most;
+    for (int g = 0; g < G; ++g)
+        if (group_bytes_[g] > chain.room_bytes[g] * (1 + kRoomRounding)) return last_ms_ = kInfinity;
+    free_ms_.assign(G, 0.0), used_bytes_.assign(G, 0.0), channel_ms_.assign(num_channels_, 0.0);
+    forward_there_ms_.assign(static_cast<std::size_t>(P) * M, kInfinity);
+    backward_there_ms_.assign(static_cast<std::size_t>(P) * M, kInfinity);
+    std::fill(forward_there_ms_.begin(), forward_there_ms_.begin() + M, 0.0);
+    num_forward_.assign(P, 0), num_backward_.assign(P, 0), num_weight_.assign(P, 0);
+    last_end_ms_.assign(P, 0.0);
+    order_.clear();
+    end_ms_.assign(G, kInfinity);
+    end_ms_[chain.group[0]] = earliest_end(chain.group[0]);
+    for (;;) {
+        int g = 0;
+        for (int h = 1; h < G; ++h)
+            if (end_ms_[h] < end_ms_[g]) g = h;
+        if (end_ms_[g] == kInfinity) break;
+        const int touched = commit(g, choose(g, keys, patience));
+        end_ms_[g] = earliest_end(g);
+        if (touched >= 0) end_ms_[touched] = earliest_end(touched);
+    }
+    int num_blocks = 0;
+    for (int p = 0; p < P; ++p) num_blocks += M * (chain.is_split[p] ? 3 : 2);
+    if (static_cast<int>(order_.size()) < num_blocks)
+        throw std::logic_error("chain_schedule: deadlock");
+    return last_ms_ = finish();
+}
+
+double ChainScheduler::run(const ChainSettings& settings) {
+    if (settings.ratio < 0) round_keys(-settings.ratio - 1, keys_);
+    else path_keys(settings.ratio, settings.delay, keys_);
+    windows(settings, own_most_);
+    return run(keys_, settings.patience, own_most_);
+}
+
+void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
+    if (last_ms_ < best_ms_) best_ms_ = last_ms_, best_order_ = order_;
+    if (last_ms_ > walk.ms * (1 + 1e-12)) return;
+    walk.ms = last_ms_, walk.patience = patience, walk.most = most;
+    latest_starts(walk.keys);
+    walk.starts = start_ms_;
+    walk.critical.clear();
+    for (int block : order_)
+        if (walk.keys[block] - start_ms_[block] < 1e-9 * last_ms_) walk.critical.push_back(block);
+}
+
+double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Control& control) {
+    best_ms_ = kInfinity;
+    Walk walk;
+    ChainSettings winner;
+    const auto is_done = [&](int k) {
+        if (k % 16 == 0) control.check_without_deadline();
+        return best_ms_ <= enough_ms * (1 + 1e-12) || (best_ms_ < kInfinity && control.is_late());
+    };
+    const auto try_settings = [&](const ChainSettings& settings) {
+        run(settings);
+        take_step(walk, settings.patience, own_most_);
+        if (walk.ms == last_ms_) winner = settings;
+    };
+    const int num_starts = std::min<int>(std::size(kStarts), std::max(1, num_runs));
+    for (int k = 0; k < num_starts && !is_done(k); ++k) try_settings(kStarts[k]);
+    if (best_ms_ == kInfinity) return best_ms_;
+    const int num_settings = (num_runs - num_starts) / 2;
+    for (int k = 0; k < num_settings && !is_done(k); ++k) try_settings(near_settings(winner, random));
+    for (int k = num_starts + num_settings; k < num_runs && !is_done(k); ++k) {
+        trial_ = walk.keys;
+        trial_most_ = walk.most;
+        shift_keys(walk, random, trial_);
+        if (!trial_most_.empty() && random.below(2)) {
+            if (random.below(8) == 0) trial_most_.clear();
+            for (int& each : trial_most_)
+                if (random.below(4) == 0) each = std::max(1, each + (random.below(2) ? 1 : -1));
+        }
+        const int which = random.below(4);
+        const double patience = which == 0 ? random.unit() : which == 1 ? walk.patience : which - 2.0;
+        run(trial_, patience, trial_most_);
+        take_step(walk, patience, trial_most_);
+    }
+    return best_ms_;
+}
+
+}  // namespace pipeplan

@@ -1,0 +1,105 @@
+// List scheduling on chains of stages, some of which share a group of devices.
+#pragma once
+#include <vector>
+
+#include "chain.hpp"
+#include "control.hpp"
+#include "random.hpp"
+
+namespace pipeplan {
+
+// How a list schedule is made: its keys, how many microbatches a stage may hold, and whether groups
+// wait for blocks whose input is on its way.
+struct ChainSettings {
+    double ratio = 1.7;     // how much earlier a microbatch's way counts than the microbatches before it;
+                            // negative: keys of a pattern that repeats, with so much slack
+    double delay = 3.0;     // rounds by which weight gradients wait
+    double window = 0.0;    // a stage holds so many times what its way takes; 0: as many as fit
+    double extra = 0.0;     // and so many microbatches more
+    double patience = 1.0;  // 0: a group takes what is there, 1: it waits for what comes soon
+};
+
+// Settings drawn at random, anew or near others.
+ChainSettings random_settings(Random& random);
+ChainSettings near_settings(const ChainSettings& settings, Random& random);
+
+// Runs list schedules of one chain after the other. It keeps its arrays, because a planner makes tens
+// of thousands of schedules.
+class ChainScheduler {
+  public:
+    ChainScheduler() = default;
+
+    // Takes another chain, which has to live as long as it is used.
+    void take(const Chain& chain);
+
+    // One list schedule. Of the blocks that could start before the first of them would end, the one
+    // with the least key runs; `patience` 0 looks only at those that are there already, 1 at all.
+    // No stage holds more microbatches than its entry of `most`; empty: as many as memory allows.
+    // Returns the iteration time; infinite if a group cannot hold one microbatch of all its stages.
+    double run(const std::vector<double>& keys, double patience, const std::vector<int>& most);
+
+    // The same with these settings.
+    double run(const ChainSettings& settings);
+
+    // The latest starts of the last run's blocks that do not make it longer.
+    void latest_starts(std::vector<double>& keys);
+    // The best of so many schedules: under settings that did well elsewhere, under settings near the
+    // best of these, and with keys from the latest starts of the best schedule so far.
+    double search(int num_runs, double enough_ms, Random& random, Control& control);
+
+    // Of the last run, or of the best one of the last search.
+    const std::vector<int>& order() const { return order_; }  // blocks, in the order of decisions
+    const std::vector<int>& best_order() const { return best_order_; }
+    double best_ms() const { return best_ms_; }
+    long num_runs() const { return num_runs_; }
+    double round_ms() const { return round_ms_; }
+
+  private:
+    struct Choice {
+        double start_ms, key;
+        int stage, kind;
+    };
+    // Keys: [stages][kinds][microbatches].
+    // The way of one microbatch, stretched, once in every round.
+    void path_keys(double ratio, double delay, std::vector<double>& keys) const;
+    // A pattern that repeats in every round without two blocks of a group at once, as far as it goes.
+    void round_keys(double slack, std::vector<double>& keys) const;
+    void windows(const ChainSettings& settings, std::vector<int>& most) const;
+    bool admits(int p) const;
+    double earliest_end(int g) const;
+    Choice choose(int g, const std::vector<double>& keys, double patience) const;
+    int commit(int g, const Choice& choice);
+    double finish();
+
+    // Where a search stands: the schedule that it goes on from.
+    struct Walk {
+        double ms = kInfinity, patience = 1.0;
+        std::vector<double> keys, starts;  // latest and actual starts
+        std::vector<int> most, critical;   // critical: blocks that cannot start later
+    };
+    void take_step(Walk& walk, double patience, const std::vector<int>& most);
+    void shift_keys(const Walk& walk, Random& random, std::vector<double>& keys) const;
+
+    const Chain* chain_ = nullptr;
+    std::vector<int> stage_begin_, stages_;      // the stages of each group, in the order of the chain
+    std::vector<int> channel_there_, channel_back_;  // [P], -1 inside a group
+    int num_channels_ = 0;
+    double round_ms_ = 0.0;                      // the least time between two microbatches
+    std::vector<double> way_forward_, way_backward_;  // [P], when one microbatch gets there alone
+    std::vector<double> reserved_, group_bytes_;      // [P], [G]
+
+    std::vector<double> free_ms_, end_ms_, used_bytes_;   // [G]
+    std::vector<double> channel_ms_;                      // [channels]
+    std::vector<double> forward_there_ms_, backward_there_ms_;  // [P][M], infinite: not known
+    std::vector<int> num_forward_, num_backward_, num_weight_;  // [P]
+    std::vector<double> last_end_ms_;                     // [P]
+    std::vector<int> order_, best_order_;
+    std::vector<double> start_ms_;                        // [blocks]
+    std::vector<double> latest_, keys_, trial_;
+    const std::vector<int>* most_ = nullptr;
+    std::vector<int> own_most_, trial_most_;
+    double best_ms_ = kInfinity, last_ms_ = kInfinity;
+    long num_runs_ = 0;
+};
+
+}  // namespace pipeplan

@@ -1,0 +1,222 @@
+// Simulated annealing over groups of devices, chains of stages on them, and cuts.
+//
+// The walk goes by list schedules, two for each candidate: one with the settings of the plan that it
+// comes from, and one with other settings, drawn at random. With many microbatches it schedules fewer
+// and adds the rounds that are left. A cheap bound, times how far above its bound a plan nearby was,
+// rejects most candidates before they are scheduled. The best plans are scheduled in full, and their
+// schedules improved (ChainScheduler::search).
+#include "chain_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "chain_bound.hpp"
+#include "chain_moves.hpp"
+
+namespace pipeplan {
+namespace {
+
+constexpr double kHottest = 0.02, kColdest = 0.0005;
+constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
+constexpr int kFewMicrobatches = 10;     // beside one for each group
+
+constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
+                                            {4.5, 0.0, 0.0, 0.0, 0.0}, {4.5, 1.2, 0.0, 0.0, 0.0},
+                                            {1.0, 3.0, 1.25, 1.0, 1.0}, {2.0, 1.0, 1.7, 2.0, 0.5}};
+
+// A lower bound in O(stages): each group's first head, its work, and the least that is left after it.
+double quick_bound(const Chain& chain, std::vector<double>& scratch) {
+    const int P = chain.num_stages, G = chain.num_groups;
+    const double M = chain.num_microbatches;
+    scratch.assign(5 * G, 0.0);
+    double* head = scratch.data();
+    double* tail = head + G;
+    double* work = tail + G;
+    double* gradient_work = work + G;
+    double* weight_tail = gradient_work + G;
+    for (int g = 0; g < G; ++g) head[g] = tail[g] = weight_tail[g] = kInfinity;
+    double way = 0.0, back = 0.0, least = 0.0;
+    for (int p = 0; p < P; ++p) {
+        const int g = chain.group[p];
+        if (head[g] == kInfinity) head[g] = way, tail[g] = std::max(back, chain.weight_ms[p] + chain.reduce_ms[p]);
+        weight_tail[g] = std::min(weight_tail[g], chain.is_split[p] ? chain.reduce_ms[p] : tail[g]);
+        gradient_work[g] += chain.forward_ms[p] + chain.backward_ms[p];
+        work[g] += chain.forward_ms[p] + chain.backward_ms[p] + chain.weight_ms[p];
+        way += chain.forward_ms[p] + chain.there_ms[p];
+        back += chain.backward_ms[p] + chain.back_ms[p];
+    }
+    least = way + back;
+    for (int g = 0; g < G; ++g) {
+        least = std::max(least, head[g] + M * work[g] + weight_tail[g]);
+        least = std::max(least, head[g] + M * gradient_work[g] + tail[g]);
+    }
+    return least;
+}
+
+class ChainSearch {
+  public:
+    ChainSearch(const ChainModel& model, std::uint64_t seed, double budget, Control& control)
+        : model_(model), control_(control), random_(seed), budget_(budget), moves_(model, random_) {}
+
+    // The best plans on the way, the fastest first.
+    std::vector<ChainResult> run(const ChainPlan& start, int num_best) {
+        try {
+            anneal(start);
+        } catch (const DeadlinePassed&) {
+        }
+        std::vector<ChainResult> results;
+        for (auto& [ms, plan] : best_) {
+            if (static_cast<int>(results.size()) == num_best) break;
+            results.push_back({ms, 0.0, plan, {}});
+        }
+        return results;
+    }
+
+    // The time of a plan under a few settings; infinite if it is not possible.
+    double judge(const ChainPlan& plan) {
+        if (!cost(plan)) return kInfinity;
+        double least = kInfinity;
+        for (const ChainSettings& settings : kUsualSettings) least = std::min(least, schedule(settings, bound_).ms);
+        return least;
+    }
+
+  private:
+    struct Judged {
+        double ms, looseness;
+        ChainSettings settings;
+    };
+
+    void anneal(const ChainPlan& start) {
+        ChainPlan current = start, next;
+        current.normalise();
+        if (!cost(current)) return;
+        Judged judged{kInfinity, 1.0, {}};
+        for (const ChainSettings& settings : kUsualSettings) {
+            const Judged found = schedule(settings, bound_);
+            if (found.ms < judged.ms) judged = found;
+        }
+        keep(current, judged.ms);
+        double heat = kHottest;
+        for (long step = 0; spent_ < budget_; ++step) {
+            if (step % 64 == 0) {
+                control_.check_without_deadline();
+                if (control_.is_late()) return;
+            }
+            heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
+            spent_ += kBlocksPerMove;
+            next = current;
+            if (!moves_.make(next) || !cost(next)) continue;
+            const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
+            if (bound_ * std::max(1.0, 0.5 + 0.5 * judged.looseness) > accept_ms) continue;
+            Judged found = schedule(judged.settings, bound_);
+            if (found.ms > judged.ms) {
+                const Judged other = schedule(near_settings(judged.settings, random_), bound_);
+                if (other.ms < found.ms) found = other;
+            }
+            if (found.ms > accept_ms) continue;
+            std::swap(current, next);
+            judged = found;
+            keep(current, judged.ms);
+        }
+    }
+
+    // Costs the plan with few microbatches; the bound is that of all of them.
+    bool cost(const ChainPlan& plan) {
+        const int M = model_.in.num_microbatches;
+        const int few = std::min(M, kFewMicrobatches + plan.num_groups());
+        if (!cost_chain(model_, plan, few, chain_)) return false;
+        rest_ = M - few;
+        chain_.num_microbatches = M;
+        bound_ = quick_bound(chain_, scratch_);
+        chain_.num_microbatches = few;
+        is_taken_ = false;
+        return true;
+    }
+
+    Judged schedule(const ChainSettings& settings, double bound) {
+        if (!is_taken_) scheduler_.take(chain_), is_taken_ = true;
+        const double ms = scheduler_.run(settings) + rest_ * scheduler_.round_ms();
+        spent_ += static_cast<double>(scheduler_.order().size());
+        return {ms, bound > 0 ? ms / bound : 1.0, settings};
+    }
+
+    void keep(const ChainPlan& plan, double ms) {
+        constexpr std::size_t kMost = 8;
+        if (best_.size() == kMost && ms >= best_.rbegin()->first) return;
+        best_.emplace(ms, plan);
+        if (best_.size() > kMost) best_.erase(std::prev(best_.end()));
+    }
+
+    const ChainModel& model_;
+    Control& control_;
+    Random random_;
+    const double budget_;
+    ChainMoves moves_;
+    Chain chain_;
+    ChainScheduler scheduler_;
+    bool is_taken_ = false;
+    double rest_ = 0.0, bound_ = 0.0, spent_ = 0.0;
+    std::vector<double> scratch_;
+    std::map<double, ChainPlan> best_;
+};
+
+// The fastest starts, at most two on the same groups.
+std::vector<ChainPlan> best_starts(const ChainModel& model, std::vector<ChainPlan> starts,
+                                   int num_starts, Pool& pool, Control& control) {
+    std::vector<std::pair<double, int>> ranked(starts.size());
+    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
+        starts[k].normalise();
+        ranked[k] = {ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
+    });
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<ChainPlan> chosen;
+    std::map<std::vector<std::vector<int>>, int> taken;
+    for (const auto& [ms, k] : ranked) {
+        if (static_cast<int>(chosen.size()) == num_starts || ms == kInfinity) break;
+        std::vector<std::vector<int>> groups = starts[k].devices;
+        std::sort(groups.begin(), groups.end());
+        if (++taken[groups] <= 2) chosen.push_back(starts[k]);
+    }
+    return chosen;
+}
+
+}  // namespace
+
+std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
+                                       std::uint64_t seed, const ChainBudget& budget, Pool& pool,
+                                       Control& control) {
+    starts = best_starts(model, std::move(starts), budget.num_starts, pool, control);
+    std::vector<std::vector<ChainResult>> found(starts.size());
+    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
+        ChainSearch search(model, seed * 1000003ULL + k, budget.anneal, control);
+        found[k] = search.run(starts[k], budget.num_best);
+    });
+    std::vector<ChainResult> all;
+    for (auto& each : found)
+        for (ChainResult& result : each) all.push_back(std::move(result));
+    std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
+        return a.iteration_ms < b.iteration_ms;
+    });
+    if (static_cast<int>(all.size()) > budget.num_best) all.resize(budget.num_best);
+    pool.run(static_cast<int>(all.size()), [&](int k, int) {
+        ChainResult& result = all[k];
+        Chain chain;
+        if (!cost_chain(model, result.plan, model.in.num_microbatches, chain)) return;
+        ChainScheduler scheduler;
+        scheduler.take(chain);
+        Random random(seed * 7919ULL + k);
+        result.bound_ms = chain_bound(chain);
+        const double num_blocks = static_cast<double>(chain.num_stages) * kNumChainKinds * chain.num_microbatches;
+        const int num_runs = static_cast<int>(std::clamp(budget.polish / num_blocks, 1.0, 1e6));
+        result.iteration_ms = scheduler.search(num_runs, result.bound_ms, random, control);
+        result.order = scheduler.best_order();
+    });
+    std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
+        return a.iteration_ms < b.iteration_ms;
+    });
+    return all;
+}
+
+}  // namespace pipeplan

@@ -1,0 +1,32 @@
+// Searching for plans on groups of devices.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "chain_plan.hpp"
+#include "chain_schedule.hpp"
+#include "control.hpp"
+#include "pool.hpp"
+
+namespace pipeplan {
+
+struct ChainResult {
+    double iteration_ms = kInfinity;
+    double bound_ms = 0.0;
+    ChainPlan plan;
+    std::vector<int> order;  // blocks, in the order of decisions; see `chain_block`
+};
+
+struct ChainBudget {
+    int num_starts;  // searches
+    double anneal;   // blocks that each search may schedule
+    double polish;   // and that may be scheduled for each of the best plans
+    int num_best;    // plans that are polished and returned
+};
+
+// The best plans near the starts, the fastest first. The starts are looked at as they are, too.
+std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
+                                       std::uint64_t seed, const ChainBudget& budget, Pool& pool,
+                                       Control& control);
+
+}  // namespace pipeplan

@@ -1,0 +1,220 @@
+"""Plan with several stages a device, and with backwards cut in two.
+
+A group of devices serves one stage or more, in any order along the chain. The search
+(`_core/chain_search.cpp`) anneals over groups, chains and cuts, from regular shapes and from the
+best plan with one stage a device. Each candidate is scheduled by list scheduling under the memory
+that there is. The schedules of the best ones are improved (`_core/chain_schedule.cpp`).
+
+The result is never slower than the plan with one stage a device, nor than published orders on even
+splits that keep the limits. What the bound says of such plans: all the work over all the speed.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan import _core
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.figures import group_figures
+from pipeplan.group_costs import group_costs
+from pipeplan.group_schedules import orders_of_blocks
+from pipeplan.group_simulator import group_time_ms
+from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
+from pipeplan.planning.limits import broken_constraint
+from pipeplan.planning.options import AUTO
+from pipeplan.planning.planner.chain_starts import chain_starts
+from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
+from pipeplan.planning.planner.placement import stage_of_shares
+from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.validation import MAX_BLOCKS
+
+__all__ = ["plan_chains"]
+
+MAX_DEVICES = 128
+"""Beyond, the search is too slow to find anything; plans keep one stage a device."""
+AUTO_POSITIONS = 8
+REALLY_FASTER = 1 - 1e-9
+MAX_SEED = 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much is searched with effort 1."""
+
+    max_devices: int
+    num_starts: int
+    anneal: float
+    """Blocks that each search may schedule, about 40 nanoseconds each."""
+    polish: float
+    """The same for each of the best plans."""
+    num_best: int
+
+
+BUDGETS = (
+    Budget(max_devices=8, num_starts=6, anneal=2e6, polish=2.5e5, num_best=4),
+    Budget(max_devices=16, num_starts=6, anneal=4e6, polish=5e5, num_best=4),
+    Budget(max_devices=64, num_starts=6, anneal=1.2e7, polish=3e6, num_best=4),
+    Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
+)
+
+
+def plan_chains(
+    problem: Problem, one_stage: Draft | None, published: Iterable[Callable[[Problem], Draft]] = ()
+) -> Draft | None:
+    """The fastest of `one_stage`, the published plans within the limits, and what is found.
+
+    None if there is nothing at all.
+    """
+    if problem.cost.contention or problem.cluster.num_devices > MAX_DEVICES:
+        return one_stage
+    search = _ChainSearch(problem.within_samples(), one_stage)
+    try:
+        for planner in published:
+            search.offer_plan_of(planner)
+        search.run()
+    except KeyboardInterrupt:
+        draft = search.draft()
+        if draft is None:
+            raise
+        raise SearchInterrupted(
+            replace(draft, notes={**draft.notes, "interrupted": True})
+        ) from None
+    return search.draft()
+
+
+class _ChainSearch:
+    """The state of one search."""
+
+    def __init__(self, problem: Problem, one_stage: Draft | None) -> None:
+        self.problem = problem
+        self.options = problem.options
+        self.best = one_stage
+        self.one_stage = one_stage
+        self.best_ms = math.inf if one_stage is None else one_stage.iteration_ms
+        self.max_positions = (
+            AUTO_POSITIONS if self.options.positions == AUTO else int(self.options.positions)
+        )
+        layers = problem.model.layers if self.options.split_backward else ()
+        weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
+        self.instance = problem.kernel_instance()
+        self.model = _core.ChainModel(
+            instance=self.instance,
+            weight_ms=weight_ms,
+            input_ms=[
+                max(0.0, layer.backward_ms - ms)
+                for layer, ms in zip(layers, weight_ms, strict=True)
+            ],
+            kept_bytes=[layer.weight_grad_bytes for layer in layers],
+            max_positions=self.max_positions,
+            shards_optimizer=self.options.shard_optimizer,
+        )
+
+    def run(self) -> None:
+        """Search, and judge what is found by the simulator."""
+        problem = self.problem
+        budget = next(b for b in BUDGETS if problem.cluster.num_devices <= b.max_devices)
+        is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
+        known = [self.best.stages] if self.best is not None and is_start else []
+        starts = chain_starts(
+            self.model,
+            problem.cost,
+            known,
+            max_positions=self.max_positions,
+            is_split=self.options.split_backward,
+        )
+        problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
+        found = _core.search_chains(
+            self.model,
+            starts,
+            problem.seed % MAX_SEED,
+            budget.num_starts,
+            budget.anneal * problem.effort,
+            budget.polish * problem.effort,
+            budget.num_best,
+            problem.num_threads,
+            problem.deadline,
+        )
+        for iteration_ms, _, plan, blocks in found:
+            if iteration_ms < self.best_ms:
+                self.offer(self._draft_of(plan, blocks))
+
+    def _draft_of(self, plan: _core.ChainPlan, blocks: Sequence[int]) -> Draft:
+        # A group has the same shares in all its stages, whatever layers they have.
+        shares = [self.instance.shares(devices, 0, 1, 0) for devices in plan.devices]
+        stages = tuple(
+            stage_of_shares(range(first, end), plan.devices[group], shares[group])
+            for first, end, group in zip(
+                [0, *plan.end_layer[:-1]], plan.end_layer, plan.group, strict=True
+            )
+        )
+        is_split = [
+            plan.is_split and any(self.problem.model.layers[n].weight_grad_ms for n in stage.layers)
+            for stage in stages
+        ]
+        orders = orders_of_blocks(blocks, plan.group, is_split, self.problem.num_microbatches)
+        return Draft(stages=stages, orders=tuple(orders), iteration_ms=0.0)
+
+    def offer_plan_of(self, planner: Callable[[Problem], Draft]) -> None:
+        """Take a published planner's plan if it has one, and if that is faster."""
+        try:
+            self.offer(planner(self.problem))
+        except (InputError, InfeasibleError):
+            return
+
+    def offer(self, draft: Draft) -> None:
+        """Take a plan if the simulator finds it faster, and if it keeps all limits."""
+        if not draft.orders or not self._keeps_limits(draft):
+            return
+        costs = group_costs(self.problem.cost, draft.stages)
+        iteration_ms = group_time_ms(costs, draft.orders, self.problem.num_microbatches)
+        if iteration_ms is None or iteration_ms >= self.best_ms * REALLY_FASTER:
+            return
+        self.best, self.best_ms = replace(draft, iteration_ms=iteration_ms), iteration_ms
+
+    def _keeps_limits(self, draft: Draft) -> bool:
+        problem, limits = self.problem, self.problem.limits
+        if broken_constraint(draft.stages, limits):
+            return False
+        if len(draft.stages) * problem.num_microbatches > MAX_BLOCKS // 3:
+            return False
+        if not self._allows(draft):
+            return False
+        if not problem.limits_memory:
+            return True
+        figures = group_figures(
+            problem.cost,
+            draft.stages,
+            draft.orders,
+            1.0,
+            num_microbatches=problem.num_microbatches,
+            shard_optimizer=self.options.shard_optimizer,
+        )
+        return all(
+            device.memory_gb is None
+            or figures.peak_memory_gb.get(device.name, 0.0) <= device.memory_gb * (1 + 1e-9)
+            for device in problem.cluster.devices
+        )
+
+    def _allows(self, draft: Draft) -> bool:
+        """Whether the options allow so many stages a device, and cut backwards."""
+        has_cut = any((unpack_codes(order)[1] > 1).any() for order in draft.orders)
+        most = max(len(group.stages) for group in groups_of(draft.stages))
+        return most <= self.max_positions and (self.options.split_backward or not has_cut)
+
+    def draft(self) -> Draft | None:
+        """The best plan; with a bound on all plans of its kind."""
+        shards = self.options.shard_optimizer
+        if self.best is None or (self.best is self.one_stage and not shards):
+            return self.best
+        problem = self.problem
+        num_terms = 3 * problem.num_microbatches * problem.model.num_layers + 8
+        bound_ms = work_bound_ms(problem.cost, problem.num_microbatches) - num_terms * INSTANT_MS
+        is_even = not any(stage.recompute for stage in self.best.stages)
+        bound = Bound(lower_bound_ms=max(0.0, bound_ms), scope=BoundScope.FAMILIES)
+        return replace(
+            self.best,
+            bound=bound if is_even else None,
+            notes={"bound": "work"} if is_even else {},
+            schedule_guarantee_ms=None,
+            shard_optimizer=shards,
+        )

@@ -1,0 +1,48 @@
+"""List schedules of chains and their bound, judged by a constraint solver and a plain replay."""
+
+import random
+
+import pytest
+
+from chains.random_chains import optimum_ms, random_costs, replay
+from pipeplan import _core
+
+
+def judge(seed: int) -> tuple[float, float, float]:
+    """The bound, the optimum and the time that the scheduler finds for one random chain."""
+    costs = random_costs(random.Random(seed))
+    chain = costs.for_kernels()
+    bound_ms = _core.chain_bound(chain)
+    found_ms, order, _ = _core.schedule_chain(chain, 60, seed)
+    assert replay(costs, order) == pytest.approx(found_ms, rel=1e-12)
+    least_ms, most_ms = optimum_ms(costs)
+    assert bound_ms <= most_ms * (1 + 1e-12), f"seed {seed}: {bound_ms} above {most_ms}"
+    assert found_ms >= least_ms * (1 - 1e-12), f"seed {seed}"
+    return bound_ms, most_ms, found_ms
+
+
+def judge_all(seeds: range) -> None:
+    pytest.importorskip("ortools")
+    results = [judge(seed) for seed in seeds]
+    tight = sum(bound_ms >= least_ms * (1 - 1e-9) for bound_ms, least_ms, _ in results)
+    optimal = sum(found_ms <= least_ms * (1 + 1e-9) for _, least_ms, found_ms in results)
+    assert tight >= 0.6 * len(results)
+    assert optimal >= 0.9 * len(results)
+
+
+def test_no_schedule_beats_the_bound_and_most_are_optimal() -> None:
+    judge_all(range(40))
+
+
+@pytest.mark.full
+def test_thousands_of_tiny_chains_against_a_constraint_solver() -> None:
+    judge_all(range(1000, 3200))
+
+
+def test_memory_is_never_exceeded_and_nothing_deadlocks() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        costs = random_costs(rng, most_stages=12, most_microbatches=9)
+        found_ms, order, _ = _core.schedule_chain(costs.for_kernels(), 10, 1)
+        assert replay(costs, order) == pytest.approx(found_ms, rel=1e-12)
+        assert found_ms >= _core.chain_bound(costs.for_kernels()) * (1 - 1e-12)
