@@ -210,9 +210,10 @@ may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten 
 With them the gap falls by half."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
-SHARED_BUDGET = 0.5
-"""The part of a search's budget where links are shared: the problem without them was searched
-already, and three to six times the budget made only 3 of 58 plans faster by more than 0.1 %."""
+SHARED_BUDGET, LARGE_SHARED_BUDGET, MAX_SHARED_DEVICES = 0.5, 0.25, 64
+"""The part of a search's budget where links are shared, and the same on more devices than the last
+number: the problem without them was searched already, and three to six times the budget made only
+3 of 58 plans faster by more than 0.1 %."""
 NUM_SHARED_CANDIDATES = 300
 """The same where links are shared. Then plans with the same bound differ by what their transfers
 wait for each other, and only a simulation tells: one of 48 plans was 5 % faster."""
@@ -249,7 +250,10 @@ def budget_factor(
         return EQUAL_DEVICES_BUDGET
     is_regular = num_rates <= MAX_REGULAR_RATES and num_devices in REGULAR_DEVICES
     factor = REGULAR_BUDGET if is_regular else 1.0
-    return factor * SHARED_BUDGET if shares_links else factor
+    if not shares_links:
+        return factor
+    is_large = num_devices > MAX_SHARED_DEVICES
+    return factor * (LARGE_SHARED_BUDGET if is_large else SHARED_BUDGET)
 
 
 def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:
