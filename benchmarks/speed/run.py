@@ -32,11 +32,12 @@ SIZES = {
     (1000, 64): {"hosts": 2000, "random": 2000},
     (5000, 16): {"hosts": 3000, "random": 3000},
 }
-"""(layers, devices) -> milliseconds of processor time allowed, by the kind of links. A file holds
-more than 2,048 devices only as hosts."""
+"""(layers, devices) -> milliseconds allowed, by the kind of links. A file holds more than 2,048
+devices only as hosts."""
 MICROBATCHES = 16
 UNIFORM = {8: 40, 32: 90, 128: 200, 512: 1000, 2048: 5000}
-"""Devices behind one switch of 25 GB/s -> milliseconds allowed, with 1,920 microbatches."""
+"""Devices behind one switch of 25 GB/s -> milliseconds allowed, with 1,920 microbatches of one
+sample each. Samples may be split: else no stage could have two devices."""
 UNIFORM_MODEL = Path(__file__).parents[3] / "shared" / "profiles" / "piper-bert32a100.model.json"
 UNIFORM_MICROBATCHES = 1920
 
@@ -80,16 +81,17 @@ def measure(num_layers: int, num_devices: int, kind: str, planner: str, runs: in
 def measure_uniform(num_devices: int) -> dict:
     switch = pp.HostGroup(devices=num_devices, bandwidth_gb_per_s=25)
     cluster = pp.expand_hosts("switch", [switch])
-    return measure_plan(pp.read_model(UNIFORM_MODEL), cluster, UNIFORM_MICROBATCHES, "best", 3)
+    model = pp.read_model(UNIFORM_MODEL)
+    return measure_plan(model, cluster, UNIFORM_MICROBATCHES, "best", 3, divisible=True)
 
 
-def measure_plan(model, cluster, microbatches: int, planner: str, runs: int) -> dict:
+def measure_plan(model, cluster, microbatches: int, planner: str, runs: int, **options) -> dict:
     """The median processor time of some runs; the first planning of a process is not counted."""
     pp.plan(make_model(4, 1), make_cluster(4, "random", 1), 4, planner)
     seconds = []
     for _ in range(runs):
         begin = time.process_time()
-        plan = pp.plan(model, cluster, microbatches, planner)
+        plan = pp.plan(model, cluster, microbatches, planner, **options)
         seconds.append(time.process_time() - begin)
     gap = plan.bound.gap(plan.iteration_ms) if plan.bound else None
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

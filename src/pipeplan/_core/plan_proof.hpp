@@ -71,11 +71,13 @@ class PlanProof {
     static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
 
     // Where memory caps what stages hold, the bounds of plans are loose, and lists of plans are long.
-    // The first hundredth of the steps, or the first tenth, shows whether the list can end.
+    // The first hundredth of the steps, or the first tenth, shows whether the list can end: on one
+    // instance of eight devices it took 1.3 s of 1.4 and raised the bound by a third of the gap. But
+    // where it goes on well, it finds plans that local search misses.
     bool is_hopeless(double first_ms, double part_of_steps) const {
         if (!in_.has_memory()) return false;
         const double raised = (listing_.least_ms() - first_ms) / (target_ms() - first_ms);
-        return (part_of_steps > 0.01 && raised < 0.1) || (part_of_steps > 0.1 && raised < 0.6);
+        return (part_of_steps > 0.01 && raised < 0.1) || (part_of_steps > 0.1 && raised < 0.4);
     }
 
     // What takes no less than this is not faster than `ms`: the difference is a few instants.

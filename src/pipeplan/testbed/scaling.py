@@ -154,6 +154,7 @@ def scale_plan(plan: Plan, scale: Scale) -> Plan:
             gradient_bytes=_fewer(layer.gradient_bytes, sizes),
             parameter_bytes=_fewer(layer.parameter_bytes, sizes),
             activation_bytes=_fewer(layer.activation_bytes, sizes),
+            at=(),  # of the plan's own rows; ranks are told how long their blocks take
             weight_grad_ms=None if layer.weight_grad_ms is None else layer.weight_grad_ms * times,
         )
         for layer in plan.model.layers
