@@ -1,7 +1,7 @@
 """Random plans of the second version: small, awkward, reproducible from a seed.
 
 Irregular chains of groups, uneven replicas and shares, whole and split backwards mixed, buckets,
-recomputation, half duplex, work of no length, sharded optimizers.
+recomputation, half duplex, shared links, work of no length, sharded optimizers.
 """
 
 import random
@@ -11,6 +11,7 @@ from instances import random_cluster, random_model, whole_samples
 from pipeplan.cluster import Cluster
 from pipeplan.pipeline import Block, Kind, Plan, Schedule, Stage, groups_of
 from pipeplan.profile import LayerProfile, ModelProfile
+from shared_plans import random_cluster as random_shared_cluster
 
 F, B, I, W = Kind  # noqa: E741
 
@@ -20,10 +21,14 @@ def random_family_plan(
     *,
     max_stages: int = 8,
     max_microbatches: int = 6,
+    shared: bool | None = None,
     deadlocks: bool = False,
 ) -> Plan:
     """A valid plan without figures; with `deadlocks` its groups may wait for each other."""
-    cluster = random_cluster(rng, rng.randint(1, 7))
+    if rng.random() < 0.25 if shared is None else shared:
+        cluster = random_shared_cluster(rng)
+    else:
+        cluster = random_cluster(rng, rng.randint(1, 7))
     num_stages = rng.randint(1, max_stages)
     model = split_model(rng, random_model(rng, rng.randint(num_stages, num_stages + 4)))
     stages = random_group_stages(rng, model, cluster, num_stages)

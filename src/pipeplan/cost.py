@@ -316,22 +316,31 @@ class CostModel:
 
     def forward_ms(self, stage: Stage) -> float:
         """The time of one microbatch forward through the stage; its slowest device decides."""
-        if self.measured is not None:
-            return max(self._measured_ms(stage, forward=True, backward=False))
-        return self._sum(self.forward_ms_L, stage) * max(self._relative_times(stage))
+        return max(self.device_forward_ms(stage))
 
     def backward_ms(self, stage: Stage) -> float:
         """The time of one microbatch backward through the stage, recomputation included."""
+        return max(self.device_backward_ms(stage))
+
+    def device_forward_ms(self, stage: Stage) -> list[float]:
+        """For each device of the stage, its own time for one forward."""
         if self.measured is not None:
-            return max(self._measured_ms(stage, forward=stage.recompute, backward=True))
-        return self._backward_work_ms(stage) * max(self._relative_times(stage))
+            return self._measured_ms(stage, forward=True, backward=False)
+        work_ms = self._sum(self.forward_ms_L, stage)
+        return [work_ms * relative for relative in self._relative_times(stage)]
+
+    def device_backward_ms(self, stage: Stage) -> list[float]:
+        """For each device of the stage, its own time for one backward."""
+        if self.measured is not None:
+            return self._measured_ms(stage, forward=stage.recompute, backward=True)
+        work_ms = self._backward_work_ms(stage)
+        return [work_ms * relative for relative in self._relative_times(stage)]
 
     def device_compute_ms(self, stage: Stage) -> list[float]:
         """For each device of the stage, its own compute time for one microbatch."""
         if self.measured is not None:
-            forward_ms = self._measured_ms(stage, forward=True, backward=False)
-            backward_ms = self._measured_ms(stage, forward=stage.recompute, backward=True)
-            return [f + b for f, b in zip(forward_ms, backward_ms, strict=True)]
+            both = zip(self.device_forward_ms(stage), self.device_backward_ms(stage), strict=True)
+            return [f + b for f, b in both]
         work_ms = self._sum(self.forward_ms_L, stage) + self._backward_work_ms(stage)
         return [work_ms * relative for relative in self._relative_times(stage)]
 

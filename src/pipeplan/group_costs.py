@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.cost import CostModel, Floats, PipelineCosts
-from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Codes, Stage, groups_of
 
 __all__ = ["GroupCosts", "group_costs"]
@@ -36,6 +35,8 @@ class GroupCosts:
     num_parts_S: Codes
     """0 for a stage on one device."""
     half_duplex: bool
+    flows: _core.GroupFlows | None = None
+    """Where the cluster has shared links; the times above are then the least that they can be."""
 
     @property
     def num_stages(self) -> int:
@@ -68,16 +69,12 @@ class GroupCosts:
             send_ms=np.concatenate([sends, self.part_ms_S]),
             num_parts=self.num_parts_S.tolist(),
             half_duplex=self.half_duplex,
+            flows=self.flows,
         )
 
 
 def group_costs(cost: CostModel, stages: Sequence[Stage]) -> GroupCosts:
     """The costs of these stages; raises PlanFileError if devices that talk have no path."""
-    if cost.contention:
-        raise PlanFileError(
-            "stages: plans with several stages a device or split backwards are not simulated on"
-            " shared links yet; take uplink_gb_per_s and shared out of the cluster"
-        )
     group_of_S = np.zeros(len(stages), dtype=np.int32)
     for number, group in enumerate(groups_of(stages)):
         group_of_S[list(group.stages)] = number
@@ -99,6 +96,18 @@ def group_costs(cost: CostModel, stages: Sequence[Stage]) -> GroupCosts:
             dtype=np.int32,
         ),
         half_duplex=cost.half_duplex,
+        flows=_flows(cost, stages, group_of_S) if cost.contention else None,
+    )
+
+
+def _flows(cost: CostModel, stages: Sequence[Stage], group_of_S: Codes) -> _core.GroupFlows:
+    return _core.GroupFlows(
+        instance=cost.kernel_instance(num_microbatches=1),
+        end_layer=[stage.layers.stop for stage in stages],
+        devices=[list(stage.devices) for stage in stages],
+        shares=[list(stage.device_shares) for stage in stages],
+        group_of=group_of_S.tolist(),
+        num_parts=[stage.gradient_buckets for stage in stages],
     )
 
 

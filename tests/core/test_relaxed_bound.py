@@ -315,3 +315,31 @@ def test_groups_of_sizes_take_their_fewest_devices():
     sizes = np.array([1, 2, 40], dtype=np.int32)
     bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 1, known * 1.5, 1)
     assert bound <= known * (1 + 1e-9)
+
+
+def test_an_all_reduce_in_front_overlaps_what_is_behind():
+    """The first stage's all-reduce is hidden by the longer one of the second stage.
+
+    If heads counted it, nothing would be left within the limit: every other plan takes longer.
+    """
+    cost = CostModel(model_of((20, 0, 3e7), (20, 0, 5e7)), cluster_of([[1.0] * 4] * 4))
+    known = known_ms(cost, one_layer_each([range(2), range(2, 4)]), 4)
+    assert known == pytest.approx(20 / 2 + 4 * 40 / 2 + 50)
+    sizes = np.arange(1, 5, dtype=np.int32)
+    bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 8, known + 20, 1)
+    assert known * 0.99 <= bound <= known * (1 + 1e-9)
+
+
+def test_limits_close_in_until_a_plan_stays_open():
+    """A run with a high limit merges much; lower limits still show more."""
+    for seed in range(6):
+        rng = random.Random(seed)
+        rates = [[0.5 * 100 ** rng.random() for _ in range(20)] for _ in range(20)]
+        layers = [
+            (rng.uniform(1, 2), rng.uniform(1e6, 3e7), rng.uniform(1e6, 2e7)) for _ in range(16)
+        ]
+        instance = CostModel(model_of(*layers), cluster_of(rates)).kernel_instance(16)
+        sizes = np.arange(1, 21, dtype=np.int32)
+        bound = _core.relaxed_bound(instance, sizes, 1, 1e4, 1)
+        again = _core.relaxed_bound(instance, sizes, 1, bound * 1.02, 1)
+        assert again <= bound * 1.006, seed

@@ -2,7 +2,9 @@
 
 import collections
 import functools
+import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from pipeplan.runtime.random_state import keeping_random_state, seed_all  # noqa: E402
 from runtime.judging import Subject, find_error, find_refusal  # noqa: E402
 from runtime.samples import mlp_loss  # noqa: E402
 
@@ -268,3 +271,33 @@ def test_layers_that_change_the_batch(recompute):
 def test_losses_without_gradients_are_refused():
     make = subject(Layer, Layer, loss_fn=lambda output, targets: mlp_loss(output, targets).detach())
     assert "its loss has no gradient" in find_refusal(make, None, [0, 1])
+
+
+def test_the_generators_of_a_program_stay_as_they_are():
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    seed_all(5, torch.device("cpu"))
+    expected = draw(), draw()
+    seed_all(5, torch.device("cpu"))
+    found = [draw()]
+    with keeping_random_state(torch.device("cpu")):
+        seed_all(7, torch.device("cpu"))
+        inside = draw()
+    with keeping_random_state(torch.device("cpu")):
+        seed_all(7, torch.device("cpu"))
+        assert draw() == inside
+    assert (*found, draw()) == expected
+
+
+def test_a_generator_of_its_own_is_named_as_such():
+    class Draws(Layer):
+        def __init__(self):
+            super().__init__()
+            self.generator = random.Random(0)
+
+        def forward(self, x):
+            return super().forward(x) + self.generator.random()
+
+    refusal = find_refusal(subject(Draws, Layer), None, [0, 1])
+    assert "draws from a source of its own" in refusal

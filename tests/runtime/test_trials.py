@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pipeplan.runtime import Pipeline, join_ranks  # noqa: E402
-from runtime.launches import NUM_RANKS, Launch, note_pid  # noqa: E402
+from runtime.launches import NUM_RANKS, START_S, Launch, note_pid  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
 
 NUM_STEPS = 14
@@ -68,7 +68,7 @@ def disturb(launch, rng, number):
 
 def go_to_the_end(folder):
     with Launch(folder, train) as launch:
-        assert launch.wait(120) == [0] * NUM_RANKS, (folder / "stderr").read_text()
+        assert launch.wait(START_S) == [0] * NUM_RANKS, (folder / "stderr").read_text()
         return launch.losses()
 
 
@@ -89,7 +89,7 @@ def check_trial(folder, expected, number, seed, *, by_torchrun):
             launch.wait(0.0)
             time.sleep(0.02)
         took_s = time.monotonic() - start  # torchrun itself may take longer on a busy machine
-        codes, left, said = launch.wait(2 * LIMIT_S), launch.left(), launch.said()
+        codes, left, said = launch.wait(START_S), launch.left(), launch.said()
     last = [line for line in said if line.endswith("; all ranks end")]
     case = f"rank {victim}, {took_s:.1f} s, codes {codes}, left {left}: {said}"
     sys.stdout.write(f"{case}\n")  # pytest -rP shows it

@@ -8,9 +8,11 @@ import pytest
 import pipeplan as pp
 from instances import flat_cluster, random_plan
 from pipeplan import zoo
+from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.replaying import simulate
 from pipeplan.runtime.rows import divide_rows
+from pipeplan.testbed.door import find_paces
 from pipeplan.testbed.scaling import (
     MEMORY_BYTES,
     MOST_MS,
@@ -21,6 +23,7 @@ from pipeplan.testbed.scaling import (
     choose_scale,
     scale_plan,
 )
+from pipeplan.testbed.topology import find_topology
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -31,7 +34,7 @@ def test_the_prediction_is_the_plans_own_times_the_factor(seed):
     scale = Scale(time_factor=3.7, byte_factor=0.25, rows=plan.model.microbatch_size)
     # Sizes below four bytes cannot be a quarter.
     layers = tuple(
-        replace(layer, output_bytes=1e6, gradient_bytes=5e5, parameter_bytes=2e6)
+        replace(layer, output_bytes=1e6, gradient_bytes=5e5, parameter_bytes=2e6, at=())
         for layer in plan.model.layers
     )
     plan = replace(plan, model=replace(plan.model, layers=layers), predicted=None)
@@ -100,3 +103,18 @@ def test_a_real_model_keeps_its_bytes():
     assert scale.byte_factor == 1.0
     scaled = scale_plan(plan, scale)
     assert _peak_gb_per_s(scaled, simulate(scaled)) <= SAFE_GB_PER_S * 1.01
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_last_as_long_as_the_cost_model_says(seed):
+    """Of the plan itself, whatever its rows: times may have been measured at several sizes."""
+    plan = random_plan(random.Random(seed))
+    cost = CostModel(plan.model, plan.cluster)
+    topology = find_topology(replace(plan, cluster=replace(plan.cluster, duplex=pp.Duplex.FULL)))
+    paces = dict(zip(topology.devices, find_paces(plan, topology, 2.0), strict=True))
+    for stage in plan.stages:
+        mine = [paces[device] for device in stage.devices]
+        assert max(pace.forward_s for pace in mine) * 500 == pytest.approx(cost.forward_ms(stage))
+        assert max(pace.backward_s for pace in mine) * 500 == pytest.approx(cost.backward_ms(stage))
+        both_ms = [500 * (pace.forward_s + pace.backward_s) for pace in mine]
+        assert both_ms == pytest.approx(cost.device_compute_ms(stage))

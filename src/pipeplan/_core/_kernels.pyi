@@ -64,6 +64,20 @@ class PlanFlows:
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 
+class GroupFlows:
+    """What is sent between which devices in a plan with groups."""
+
+    def __init__(
+        self,
+        *,
+        instance: Instance,
+        end_layer: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        shares: Sequence[Sequence[float]],
+        group_of: Sequence[int],
+        num_parts: Sequence[int],
+    ) -> None: ...
+
 class GroupCosts:
     """The times of a plan with groups: of F, B, I and W of each stage, and of what is sent.
 
@@ -80,7 +94,9 @@ class GroupCosts:
         send_ms: Floats,
         num_parts: Sequence[int],
         half_duplex: bool,
-    ) -> None: ...
+        flows: GroupFlows | None = ...,
+    ) -> None:
+        """With flows, they decide the times of what is sent."""
     @property
     def num_groups(self) -> int: ...
     @property

@@ -9,9 +9,17 @@ using GroupCodes = nb::ndarray<const GroupCode, nb::ndim<1>, nb::c_contig, nb::d
 
 void construct_group_costs(GroupCosts* self, std::vector<int> group_of, Vector length_ms,
                            Vector recompute_ms, Vector send_ms, std::vector<int> num_parts,
-                           bool half_duplex) {
+                           bool half_duplex, std::shared_ptr<GroupFlows> flows) {
     new (self) GroupCosts(std::move(group_of), to_vector(length_ms), to_vector(recompute_ms),
-                          to_vector(send_ms), std::move(num_parts), half_duplex);
+                          to_vector(send_ms), std::move(num_parts), half_duplex, std::move(flows));
+}
+
+void construct_group_flows(GroupFlows* self, const Instance& instance,
+                           const std::vector<int>& end_layer, std::vector<std::vector<int>> devices,
+                           std::vector<std::vector<double>> shares, const std::vector<int>& group_of,
+                           const std::vector<int>& num_parts) {
+    new (self) GroupFlows(instance, end_layer, {std::move(devices), std::move(shares)}, group_of,
+                          num_parts);
 }
 
 // Where the blocks of each group begin among `codes`, from how many each group has.
@@ -64,9 +72,13 @@ double py_group_time(const GroupCosts& costs, long num_microbatches, GroupCodes 
 }  // namespace
 
 void bind_groups(nb::module_& m) {
+    nb::class_<GroupFlows>(m, "GroupFlows")
+        .def("__init__", &construct_group_flows, nb::kw_only(), "instance"_a, "end_layer"_a,
+             "devices"_a, "shares"_a, "group_of"_a, "num_parts"_a);
     nb::class_<GroupCosts>(m, "GroupCosts")
         .def("__init__", &construct_group_costs, nb::kw_only(), "group_of"_a, "length_ms"_a,
-             "recompute_ms"_a, "send_ms"_a, "num_parts"_a, "half_duplex"_a)
+             "recompute_ms"_a, "send_ms"_a, "num_parts"_a, "half_duplex"_a,
+             "flows"_a.none() = nb::none())
         .def_prop_ro("num_groups", &GroupCosts::num_groups)
         .def_prop_ro("num_stages", &GroupCosts::num_stages);
     m.def("run_groups", &py_run_groups, "costs"_a, "num_microbatches"_a, "codes"_a, "sizes"_a);

@@ -57,10 +57,11 @@ Channels number_channels(const std::vector<int>& group_of, bool half_duplex) {
 
 GroupCosts::GroupCosts(std::vector<int> group_of, std::vector<double> length_ms,
                        std::vector<double> recompute_ms, std::vector<double> send_ms,
-                       std::vector<int> num_parts, bool half_duplex)
+                       std::vector<int> num_parts, bool half_duplex,
+                       std::shared_ptr<const GroupFlows> flows)
     : group_of_(std::move(group_of)), length_ms_(std::move(length_ms)),
       recompute_ms_(std::move(recompute_ms)), send_ms_(std::move(send_ms)),
-      num_parts_(std::move(num_parts)), half_duplex_(half_duplex) {
+      num_parts_(std::move(num_parts)), half_duplex_(half_duplex), flows_(std::move(flows)) {
     const std::size_t S = group_of_.size();
     require(S >= 1 && S <= static_cast<std::size_t>(std::numeric_limits<int>::max() / 8),
             "group_of: a pipeline has at least one stage");
@@ -78,6 +79,8 @@ GroupCosts::GroupCosts(std::vector<int> group_of, std::vector<double> length_ms,
     }
     require(std::all_of(send_ms_.begin(), send_ms_.end(), is_time),
             "send_ms: one is no finite time >= 0");
+    require(!flows_ || flows_->num_stages() == static_cast<int>(S),
+            "flows: are of a plan with another number of stages");
     Channels channels = number_channels(group_of_, half_duplex_);
     channel_of_ = std::move(channels.channel_of);
     num_channels_ = channels.count;
@@ -91,7 +94,7 @@ GroupCostsView GroupCosts::view(long num_microbatches) const {
     return {num_groups_,          num_stages(),         static_cast<int>(num_microbatches),
             group_of_.data(),     length_ms_.data(),    recompute_ms_.data(),
             send_ms_.data(),      num_parts_.data(),    num_channels_,
-            channel_of_.data(),   half_duplex_};
+            channel_of_.data(),   half_duplex_,         flows_.get()};
 }
 
 void require_complete(const GroupCostsView& costs, const GroupOrders& orders) {
@@ -104,19 +107,21 @@ void require_complete(const GroupCostsView& costs, const GroupOrders& orders) {
             const GroupCode code = orders.codes[k];
             const GroupCode stage = code >> 32;
             const std::size_t m = microbatch_of(code);
-            const std::string where = "codes: group " + std::to_string(g) + ", block " +
-                                      std::to_string(k - orders.first[g]);
-            require(code >= 0 && stage < costs.num_stages && costs.group_of[stage] == g && m < M,
-                    where + " is of another group, or of no microbatch");
+            const auto refuse = [&](const char* why) {
+                throw std::invalid_argument("codes: group " + std::to_string(g) + ", block " +
+                                            std::to_string(k - orders.first[g]) + " " + why);
+            };
+            if (code < 0 || stage >= costs.num_stages || costs.group_of[stage] != g || m >= M)
+                refuse("is of another group, or of no microbatch");
             std::uint8_t& state = next[stage * M + m];
             const int kind = kind_of(code);
             if (kind == kForward && state == kNextForward) state = kNextBackward;
             else if (kind == kBackward && state == kNextBackward) state = kNextNothing;
             else if (kind == kInputGradient && state == kNextBackward) state = kNextWeight;
             else if (kind == kWeightGradient && state == kNextWeight) state = kNextNothing;
-            else require(false, where + " stands twice or before what it needs");
-            require(kind < kInputGradient || !std::isnan(costs.length_ms[stage * 4 + kind]),
-                    where + " is half of a backward that cannot be cut");
+            else refuse("stands twice or before what it needs");
+            if (kind >= kInputGradient && std::isnan(costs.length_ms[stage * kNumBlockKinds + kind]))
+                refuse("is half of a backward that cannot be cut");
         }
     }
     require(std::all_of(next.begin(), next.end(), [](auto state) { return state == kNextNothing; }),
@@ -125,7 +130,7 @@ void require_complete(const GroupCostsView& costs, const GroupOrders& orders) {
 
 double GroupTimer::operator()(const GroupCostsView& costs, const GroupOrders& orders,
                               Control& control) {
-    if (!costs.half_duplex) return pass(costs, orders);
+    if (!costs.half_duplex && !costs.flows) return pass(costs, orders);
     const GroupTrace trace = run_groups(costs, orders, control);
     for (int g = 0; g < costs.num_groups; ++g)
         if (trace.blocks_done[g] < static_cast<int>(orders.first[g + 1] - orders.first[g]))

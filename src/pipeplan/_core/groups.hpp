@@ -4,9 +4,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "control.hpp"
+#include "group_flows.hpp"
 
 namespace pipeplan {
 
@@ -37,6 +39,7 @@ struct GroupCostsView {
     int num_channels;
     const int* channel_of;       // [2 * (stages - 1)]: which channel carries it; -1 inside a group
     bool half_duplex;
+    const GroupFlows* flows = nullptr;  // where the cluster has shared links, instead of send_ms
 };
 
 // The same as an object that validates itself, made from a pipeplan.cost.GroupCosts.
@@ -46,7 +49,8 @@ class GroupCosts {
     // time is not finite and >= 0; NaN stands for an unknown I or W.
     GroupCosts(std::vector<int> group_of, std::vector<double> length_ms,
                std::vector<double> recompute_ms, std::vector<double> send_ms,
-               std::vector<int> num_parts, bool half_duplex);
+               std::vector<int> num_parts, bool half_duplex,
+               std::shared_ptr<const GroupFlows> flows = nullptr);
     int num_groups() const { return num_groups_; }
     int num_stages() const { return static_cast<int>(group_of_.size()); }
     // Throws std::invalid_argument if the number of microbatches is out of range.
@@ -59,6 +63,7 @@ class GroupCosts {
     std::vector<int> num_parts_, channel_of_;
     int num_channels_ = 0;
     bool half_duplex_;
+    std::shared_ptr<const GroupFlows> flows_;
 };
 
 // Numbers the channels of groups (rule 17): for each cut and direction, 2c and 2c + 1, its channel, or -1

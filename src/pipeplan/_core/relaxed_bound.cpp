@@ -275,7 +275,6 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
         const double limit_ms = found_one ? std::sqrt(proved_ms * open_ms)
                                           : std::min(proved_ms * rise, limits.limit_ms);
         const double least_ms = run(limit_ms);
-        if (least_ms <= proved_ms && !found_one) break;  // others know more than these tables
         proved_ms = std::max(proved_ms, least_ms);
         if (least_ms < limit_ms) open_ms = limit_ms;
         else if (limit_ms == limits.limit_ms) break;

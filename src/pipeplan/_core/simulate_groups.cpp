@@ -6,13 +6,13 @@
 #include <queue>
 #include <vector>
 
+#include "flow_rates.hpp"
 #include "groups.hpp"
 #include "pipeline.hpp"
 
 namespace pipeplan {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr long kInstantsBetweenChecks = 4096;  // for Ctrl-C and deadlines
 
 struct Event {
@@ -32,13 +32,29 @@ class GivenTimes {
     void begin(int number, double now_ms, Events& events) {
         events.push({now_ms + costs_.send_ms[number], costs_.num_groups + number});
     }
-    double next_ms() { return kNever; }
+    double next_ms() { return kInfinity; }
     template <class Done>
     void take_until(double, Done&&) {}
     void settle(double) {}
 
   private:
     const GroupCostsView& costs_;
+};
+
+// It takes as long as its flows, which share links with those of others.
+class SharedTimes {
+  public:
+    explicit SharedTimes(const GroupCostsView& costs) : rates_(costs.flows->table()) {}
+    void begin(int number, double now_ms, Events&) { rates_.begin(number, now_ms); }
+    double next_ms() { return rates_.next_ms(); }
+    template <class Done>
+    void take_until(double last_ms, Done&& done) {
+        rates_.take_until(last_ms, done);
+    }
+    void settle(double now_ms) { rates_.settle(now_ms); }
+
+  private:
+    FlowRates rates_;
 };
 
 // What waits to be sent, in the order in which it became ready.
@@ -105,7 +121,7 @@ class GroupRun {
         std::vector<int> starters(G_);
         for (int g = 0; g < G_; ++g) starters[g] = g;
         start_groups(starters);
-        for (long instant = 1; next_ms() < kNever; ++instant) {
+        for (long instant = 1; next_ms() < kInfinity; ++instant) {
             if (instant % kInstantsBetweenChecks == 0) control_.check();
             now_ms_ = next_ms();
             const double last_ms = now_ms_ + kSameInstantMs;
@@ -125,7 +141,7 @@ class GroupRun {
 
   private:
     double next_ms() {
-        return std::min(times_.next_ms(), events_.empty() ? kNever : events_.top().ms);
+        return std::min(times_.next_ms(), events_.empty() ? kInfinity : events_.top().ms);
     }
 
     // Rule 17: with half duplex, groups with one cut between them go by the rule of stages.
@@ -312,7 +328,8 @@ class GroupRun {
 
 GroupTrace run_groups(const GroupCostsView& costs, const GroupOrders& orders, Control& control) {
     GroupTrace trace;
-    GroupRun<GivenTimes>(costs, orders, trace, control)();
+    if (costs.flows) GroupRun<SharedTimes>(costs, orders, trace, control)();
+    else GroupRun<GivenTimes>(costs, orders, trace, control)();
     return trace;
 }
 

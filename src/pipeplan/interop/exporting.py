@@ -41,7 +41,7 @@ class Format:
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "torch-csv": Format(export=export_torch_csv),
+        "torch-csv": Format(export=export_torch_csv, takes_groups=True),
         "torchtitan": Format(export=export_torchtitan, takes_map=True),
         "megatron": Format(export=export_megatron, rules=("1f1b",), takes_map=True),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
@@ -76,6 +76,8 @@ def export_plan(
         return replace(done, notes=(*done.notes, *replayed.warnings))
     except CannotExport as problem:
         reason = str(problem)
+        if plan.uses_families:
+            raise CannotExport(f"{target}: {reason}; plan with --uniform-replicas") from None
     other = find_nearest(replayed, lambda each: chosen.export(each, settings), chosen.rules)
     if other is None:
         raise CannotExport(f"{target}: {reason}; no plan of this model and cluster can be exported")

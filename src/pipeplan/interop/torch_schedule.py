@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeplan.interop.exported import Exported, ExportSettings
 from pipeplan.interop.replica_grid import require_grid
+from pipeplan.interop.torch_groups import group_csv
 from pipeplan.pipeline import Schedule
 from pipeplan.replaying import Replayed
 
@@ -35,7 +36,11 @@ def export_torch_csv(replayed: Replayed, settings: ExportSettings) -> Exported:
     recomputing = [str(n) for n, stage in enumerate(plan.stages) if stage.recompute]
     if recomputing:
         notes.append(f"the file cannot say that stages {', '.join(recomputing)} recompute")
-    return Exported(data=schedule_csv(plan.schedule).encode(), notes=tuple(notes))
+    if not plan.uses_families:
+        return Exported(data=schedule_csv(plan.schedule).encode(), notes=tuple(notes))
+    if plan.shard_optimizer or any(stage.gradient_buckets > 1 for stage in plan.stages):
+        notes.append("the file cannot say gradient buckets, nor that the optimizer is sharded")
+    return Exported(data=group_csv(plan).encode(), notes=tuple(notes))
 
 
 def with_ascending_last_stage(schedule: Schedule) -> list[list[int]]:

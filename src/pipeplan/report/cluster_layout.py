@@ -62,7 +62,8 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
     """Hosts on a ring, in the order in which the pipeline visits them."""
     devices, hosts = analysis.plan.cluster.devices, analysis.hosts
     only_hosts = len(devices) > MAX_DEVICE_NODES
-    stage_of = {d: index for index, s in enumerate(analysis.plan.stages) for d in s.devices}
+    stages_of = {d: group.stages for group in analysis.groups for d in group.devices}
+    stage_of = {device: stages[0] for device, stages in stages_of.items()}
     members: list[list[int]] = [[] for _ in hosts]
     for device, host in enumerate(analysis.host_of):
         members[host].append(device)
@@ -78,10 +79,10 @@ def lay_out(analysis: PlanAnalysis) -> Layout:
         mine = members[host]
         boxes[host] = _host_box(analysis, host, mine, x, y, room)
         if only_hosts:
-            stages = tuple(sorted({stage_of[d] for d in mine if d in stage_of}))
+            stages = tuple(sorted({stage for d in mine for stage in stages_of.get(d, ())}))
             nodes[host] = _host_node(hosts[host], len(mine), stages, x, y, room, len(hosts))
         else:
-            for device, node in _device_nodes(analysis, mine, stage_of, x, y, room):
+            for device, node in _device_nodes(analysis, mine, stages_of, x, y, room):
                 nodes[device] = node
     return Layout(
         hosts=[boxes[host] for host in range(len(hosts))],
@@ -174,7 +175,7 @@ def _ranges(stages: tuple[int, ...]) -> str:
 def _device_nodes(
     analysis: PlanAnalysis,
     mine: list[int],
-    stage_of: dict[int, int],
+    stages_of: dict[int, tuple[int, ...]],
     x: float,
     y: float,
     room: _Room,
@@ -187,10 +188,11 @@ def _device_nodes(
         at_y = y + (row - (rows - 1) / 2) * (room.node_height + room.spread)
         if room.alone and len(mine) > 1:
             at_x, at_y = room.on_ring(position)
-        stage = stage_of.get(device)
+        stages = stages_of.get(device, ())
         name = analysis.plan.cluster.devices[device].name
         speed = analysis.plan.cluster.devices[device].speed
-        held = "unused" if stage is None else f"stage {stage}"
+        noun = "stages" if len(stages) > 1 else "stage"
+        held = f"{noun} {_ranges(stages)}" if stages else "unused"
         at_speed = f", speed {speed:g}" if analysis.has_speeds else ""
         node = Box(
             x=at_x,
@@ -200,7 +202,7 @@ def _device_nodes(
             caption=short_text(name, 10) if room.roomy else "",
             name=short_text(name),
             title=f"{short_text(name)}: {held}{at_speed}",
-            stages=() if stage is None else (stage,),
+            stages=stages,
             speed=f"{speed:g}x" if analysis.has_speeds else "",
         )
         nodes.append((device, node))

@@ -1,7 +1,8 @@
 """The colours of pictures and pages.
 
-Text has a contrast of at least 4.5:1 to its ground. Forward is light and backward is dark, so that
-the two differ in print without colour, too. The style sheet of the page has the same numbers.
+Text has a contrast of at least 4.5:1 to its ground. Forward is light, backward is dark, and a
+weight gradient is pale, so that they differ in print without colour, too. The style sheet of the
+page has the same numbers.
 """
 
 import colorsys
@@ -18,6 +19,8 @@ LIGHT = {
     "on-forward": "#0d1526",
     "backward": "#155741",
     "on-backward": "#ffffff",
+    "weight": "#d6c3f0",
+    "on-weight": "#0d1526",
     "mixed": "#3a7598",
     "there": "#9fc0fa",
     "back": "#3f8a6c",
@@ -33,6 +36,8 @@ DARK = {
     "on-forward": "#0d1526",
     "backward": "#1e7555",
     "on-backward": "#ffffff",
+    "weight": "#e6dcfa",
+    "on-weight": "#0d1526",
     "mixed": "#5494aa",
     "there": "#5b82c9",
     "back": "#17543d",

@@ -22,6 +22,7 @@ from pipeplan.documents.files import plan_document
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.pipeline import Plan
 from pipeplan.report import page_content, page_memory
+from pipeplan.report.analysis.items import WEIGHT
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.cluster_picture import cluster_svg
 from pipeplan.report.elements import Markup, join
@@ -95,6 +96,8 @@ def render_report(
         summary_note=summary_note(analysis),
         last_microbatch=plan.microbatches - 1,
         whole_bar=page_content.bar_parts(analysis.shares),
+        lane_noun="group" if len(analysis.groups) < analysis.num_stages else "stage",
+        is_split=bool((analysis.items.kind_N == WEIGHT).any()),
         stage_bars=[page_content.bar_parts(shares) for shares in analysis.stage_shares],
         critical_path=page_content.critical_path_note(analysis),
         stage_columns=page_content.STAGE_COLUMNS,

@@ -72,5 +72,5 @@ def _row(analysis: PlanAnalysis, index: int) -> _Row:
         devices=", ".join(short_text(name, 16) for name in devices)
         + (f" and {num_left} more" if num_left else ""),
         work=f"{float(costs.forward_ms_S[index] + costs.backward_ms_S[index]):.3g}",
-        utilisation=percent(analysis.stage_shares[index].compute),
+        utilisation=percent(analysis.stage_shares[analysis.group_of(index)].compute),
     )

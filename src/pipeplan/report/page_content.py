@@ -41,6 +41,7 @@ SHARE_WORDS = {
 SCOPE_WORDS = {
     BoundScope.ANY: "no plan is faster",
     BoundScope.EVEN_SHARES: "no plan with even shares is faster",
+    BoundScope.FAMILIES: "no plan with even shares is faster, whatever stages a device has",
 }
 LIMIT_WORDS = {
     BoundLimit.WHOLE_SAMPLES: "whole samples",
@@ -116,9 +117,15 @@ def subtitle(analysis: PlanAnalysis) -> str:
     return (
         f"{_count(plan.microbatches, 'microbatch', 'microbatches')} of"
         f" {_count(plan.model.microbatch_size, 'sample', 'samples')},"
-        f" {_count(analysis.num_stages, 'stage', 'stages')} on"
+        f" {_count(analysis.num_stages, 'stage', 'stages')}{_groups(analysis)} on"
         f" {_count(analysis.num_used_devices, 'device', 'devices')}{spare}"
     )
+
+
+def _groups(analysis: PlanAnalysis) -> str:
+    """In how many groups the stages are, where these are fewer."""
+    count = len(analysis.groups)
+    return f" in {_count(count, 'group', 'groups')}" if count < analysis.num_stages else ""
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -260,11 +267,15 @@ def stage_rows(analysis: PlanAnalysis) -> list[StageRow]:
 
 def _stage_row(analysis: PlanAnalysis, index: int, *, is_folded: bool) -> StageRow:
     stage, figures = analysis.plan.stages[index], analysis.stages[index]
-    memory = analysis.memory[index]
+    group = analysis.group_of(index)
+    memory = analysis.memory[group]
     layers, layer_names = _layers(analysis.plan, stage)
     devices, device_notes = _devices(analysis.plan, stage, has_speeds=analysis.has_speeds)
+    if len(analysis.groups) < analysis.num_stages:
+        device_notes = f"group {group}" + (f", {device_notes}" if device_notes else "")
     sends = ""
-    if figures.send_ms is not None and figures.return_ms is not None:
+    is_sent = index + 1 < analysis.num_stages and analysis.group_of(index + 1) != group
+    if is_sent and figures.send_ms is not None and figures.return_ms is not None:
         sends = f"{short_ms(figures.send_ms)} / {short_ms(figures.return_ms)}"
     return StageRow(
         index=index,
@@ -301,7 +312,8 @@ def _folded(analysis: PlanAnalysis) -> frozenset[int]:
     return frozenset(
         index
         for index in range(FIRST_ROWS, count - LAST_ROWS)
-        if index != bottleneck and all(need.fits for need in analysis.memory[index].needs)
+        if index != bottleneck
+        and all(need.fits for need in analysis.memory[analysis.group_of(index)].needs)
     )
 
 

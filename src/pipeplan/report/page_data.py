@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.pipeline import GroupTimeline
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.analysis.summary import summarise
 from pipeplan.report.colours import stage_colour
 from pipeplan.report.trace import MAX_EVENTS, count_events
+from pipeplan.simulator import Run
 
 __all__ = ["is_summary", "summary_note", "timeline_data"]
 
@@ -56,13 +58,46 @@ def timeline_data(analysis: PlanAnalysis) -> dict[str, Any]:
         ],
         "stages": [_stage_data(analysis, index) for index in range(analysis.num_stages)],
     }
+    if analysis.has_groups:
+        data["groups"] = [_group_data(analysis, index) for index in range(len(analysis.groups))]
     if is_summary(analysis):
         return {**data, **_summary_data(analysis)}
-    return {**data, **_item_data(analysis)}
+    if isinstance(analysis.run, GroupTimeline):
+        return {**data, **_group_item_data(analysis)}
+    return {**data, **_item_data(analysis, analysis.run)}
 
 
-def _item_data(analysis: PlanAnalysis) -> dict[str, Any]:
-    items, run = analysis.items, analysis.run
+def _group_item_data(analysis: PlanAnalysis) -> dict[str, Any]:
+    """Every item with all its numbers: with groups little follows from the rest."""
+    items = analysis.items
+    first_sent = items.transfer_number_2CM.min(axis=2).T.ravel()
+    return {
+        "summary": None,
+        "has_trace": False,  # the page cannot write the trace of groups; `pipeplan trace` can
+        "last": analysis.last_item,
+        "waits": _base64(analysis.waited_for, "<i4"),
+        "items": {
+            "count": len(items),
+            "first_transfer": items.first_transfer,
+            "first_reduce": items.first_all_reduce,
+            "first_block": items.first_block_G1.tolist(),
+            "first_sent": first_sent.tolist(),
+            "first_part": items.first_part_S1.tolist(),
+            "reduces": [items.reduces_of(g).tolist() for g in range(items.num_groups)],
+            "kind": _base64(items.kind_N, "u1"),
+            "place": _base64(items.place_N, "<i4"),
+            "microbatch": _base64(items.microbatch_N, "<i4"),
+            "start_ms": _base64(items.start_ms_N, "<f8"),
+            "end_ms": _base64(items.end_ms_N, "<f8"),
+            "held": _base64(
+                np.concatenate([memory.in_flight[1:] for memory in analysis.memory]), "<f8"
+            ),
+        },
+    }
+
+
+def _item_data(analysis: PlanAnalysis, run: Run) -> dict[str, Any]:
+    items = analysis.items
     sent = items.microbatch_N[items.first_transfer : items.first_all_reduce]
     return {
         "summary": None,
@@ -110,7 +145,7 @@ def _summary_data(analysis: PlanAnalysis) -> dict[str, Any]:
             "bins": summary.num_bins,
             "busy": _base64(summary.busy_RK, "u1"),
             "backward": _base64(summary.backward_RK, "u1"),
-            "in_flight": _base64(summary.in_flight_SK, "<i4"),
+            "in_flight": _base64(summary.in_flight_SK, "<f8" if analysis.has_groups else "<i4"),
         },
         "has_trace": False,
         "last": analysis.last_item - analysis.items.first_all_reduce,
@@ -118,13 +153,37 @@ def _summary_data(analysis: PlanAnalysis) -> dict[str, Any]:
 
 
 def _stage_data(analysis: PlanAnalysis, index: int) -> dict[str, Any]:
-    figures, memory = analysis.stages[index], analysis.memory[index]
-    reduce = analysis.items[analysis.items.first_all_reduce + index]
-    devices = [
+    figures, items = analysis.stages[index], analysis.items
+    parts = items.parts_of(index)
+    reduce = [float(items.start_ms_N[parts].min(initial=analysis.iteration_ms))]
+    reduce.append(float(items.end_ms_N[parts].max(initial=reduce[0])))
+    return {
+        "colour": stage_colour(index),
+        "forward_ms": figures.forward_ms,
+        "backward_ms": figures.backward_ms,
+        "send_ms": figures.send_ms,
+        "return_ms": figures.return_ms,
+        "all_reduce": reduce,
+        **({} if analysis.has_groups else {"devices": _device_data(analysis, index)}),
+    }
+
+
+def _group_data(analysis: PlanAnalysis, index: int) -> dict[str, Any]:
+    return {
+        "stages": list(analysis.groups[index].stages),
+        "devices": _device_data(analysis, index),
+    }
+
+
+def _device_data(analysis: PlanAnalysis, index: int) -> list[dict[str, Any]]:
+    """The devices of a group, which mostly is a stage."""
+    memory = analysis.memory[index]
+    paces = analysis.device_paces[analysis.groups[index].stages[0]]
+    return [
         {
             "name": analysis.plan.cluster.devices[device].name,
             "index": device,
-            "pace": analysis.device_paces[index][position],
+            "pace": paces[position],
             "base_gb": memory.base_gb[position],
             "per_microbatch_gb": memory.per_microbatch_gb[position],
             "peak_gb": memory.peak_gb[position],
@@ -132,15 +191,6 @@ def _stage_data(analysis: PlanAnalysis, index: int) -> dict[str, Any]:
         }
         for position, device in enumerate(memory.devices)
     ]
-    return {
-        "colour": stage_colour(index),
-        "forward_ms": figures.forward_ms,
-        "backward_ms": figures.backward_ms,
-        "send_ms": figures.send_ms,
-        "return_ms": figures.return_ms,
-        "all_reduce": [reduce.start_ms, reduce.end_ms],
-        "devices": devices,
-    }
 
 
 def _base64(numbers: NDArray[Any], kind: str) -> str:

@@ -33,9 +33,10 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """The devices of one stage that need the same."""
+    """The devices of one group, which mostly is a stage, that need the same."""
 
     stage: int
+    """The number of the group."""
     colour: str
     devices: str
     parts: list[MemoryPart]
@@ -55,10 +56,11 @@ def memory_bars(analysis: PlanAnalysis) -> list[MemoryBar]:
     limits_gb = [limit for memory in analysis.memory for limit in memory.limit_gb if limit]
     near_gb = [limit for limit in limits_gb if limit <= FARTHEST_LIMIT * max(peaks_gb)]
     full_gb = max(*peaks_gb, *near_gb, 0.0) or 1.0
-    return [bar for index in range(analysis.num_stages) for bar in _stage(analysis, index, full_gb)]
+    groups = range(len(analysis.groups))
+    return [bar for index in groups for bar in _group(analysis, index, full_gb)]
 
 
-def _stage(analysis: PlanAnalysis, index: int, full_gb: float) -> list[MemoryBar]:
+def _group(analysis: PlanAnalysis, index: int, full_gb: float) -> list[MemoryBar]:
     memory, devices = analysis.memory[index], analysis.plan.cluster.devices
     alike: dict[tuple[MemoryParts, float | None], list[int]] = {}
     for position, parts in enumerate(memory.parts):
@@ -66,7 +68,7 @@ def _stage(analysis: PlanAnalysis, index: int, full_gb: float) -> list[MemoryBar
     return [
         MemoryBar(
             stage=index,
-            colour=stage_colour(index),
+            colour=stage_colour(analysis.groups[index].stages[0]),
             devices=_names([devices[memory.devices[position]].name for position in positions]),
             parts=[_part(name, parts, full_gb) for name in PART_WORDS],
             peak=humanise_gb(parts.total_gb),
@@ -74,7 +76,9 @@ def _stage(analysis: PlanAnalysis, index: int, full_gb: float) -> list[MemoryBar
             limit_at=_percent(limit_gb, full_gb) if limit_gb and limit_gb <= full_gb else "",
             fits=memory.needs[positions[0]].fits,
             in_flight=memory.most_in_flight,
-            recomputes=analysis.plan.stages[index].recompute,
+            recomputes=any(
+                analysis.plan.stages[stage].recompute for stage in analysis.groups[index].stages
+            ),
         )
         for (parts, limit_gb), positions in alike.items()
     ]
@@ -117,9 +121,10 @@ def memory_caption(analysis: PlanAnalysis) -> str:
     parts, limit_gb = memory.parts[position], memory.limit_gb[position]
     name = short_text(analysis.plan.cluster.devices[memory.devices[position]].name)
     activations = parts.activations_gb / (parts.total_gb or 1.0)
+    noun = "group" if len(analysis.groups) < analysis.num_stages else "stage"
     room = "" if limit_gb is None else f" of its {humanise_gb(limit_gb)}"
     return (
-        f"{name} in stage {index} needs the most: {humanise_gb(parts.total_gb)}{room},"
+        f"{name} in {noun} {index} needs the most: {humanise_gb(parts.total_gb)}{room},"
         f" {100 * activations:.0f} % of it activations of {_microbatches(memory.most_in_flight)}."
     )
 

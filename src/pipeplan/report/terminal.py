@@ -2,11 +2,13 @@
 
 from itertools import takewhile
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pipeplan.pipeline import Plan, Stage
+from pipeplan.report.analysis.items import INPUT, WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.names import short_text
 from pipeplan.report.text_timeline import ASCII, UNICODE, Glyphs, draw_text_lane
@@ -21,7 +23,11 @@ LONGEST_NAME = 24
 MAX_LISTED = 8
 """Of more stages or replicas a note names the first ones."""
 MAX_SPLITS = 4
-LETTER_STYLES = {"F": "blue", "─": "blue", "-": "blue", "B": "green", "═": "green", "=": "green"}
+LETTER_STYLES = {
+    **dict.fromkeys("F─-", "blue"),
+    **dict.fromkeys("BI═=", "green"),
+    **dict.fromkeys("W~", "magenta"),
+}
 
 
 def render_plan(analysis: PlanAnalysis, console: Console) -> RenderableType:
@@ -32,9 +38,8 @@ def render_plan(analysis: PlanAnalysis, console: Console) -> RenderableType:
     return Group(_summary(analysis), "", table, *notes, "", *lanes)
 
 
-def _shown_stages(analysis: PlanAnalysis) -> list[int | None]:
-    """The stages to show; None stands for those that are left out."""
-    count = analysis.num_stages
+def _few_of(count: int) -> list[int | None]:
+    """The stages or groups to show; None stands for those that are left out."""
     if count <= MAX_STAGES:
         return list(range(count))
     half = MAX_STAGES // 2
@@ -50,7 +55,7 @@ def _summary(analysis: PlanAnalysis) -> Text:
     text.append(f"{_short(model.name)} on {_short(cluster.name)}", style="bold")
     text.append(
         f": {plan.microbatches} microbatches of {model.microbatch_size},"
-        f" {len(plan.stages)} stages on {analysis.num_used_devices} of"
+        f" {len(plan.stages)} stages{_group_words(analysis)} on {analysis.num_used_devices} of"
         f" {cluster.num_devices} devices\n"
     )
     text.append(f"iteration {humanise_ms(iteration_ms)}", style="bold")
@@ -69,6 +74,12 @@ def _summary(analysis: PlanAnalysis) -> Text:
     return text
 
 
+def _group_words(analysis: PlanAnalysis) -> str:
+    """How many groups have these stages, where that is another number."""
+    count = len(analysis.groups)
+    return f" in {count} group{'s' if count > 1 else ''}" if count < analysis.num_stages else ""
+
+
 def _peak(analysis: PlanAnalysis) -> str:
     """The largest need of a device; one that does not fit goes before all others."""
     needs = [need for memory in analysis.memory for need in memory.needs]
@@ -83,6 +94,9 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
     has_speeds = analysis.has_speeds
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     table.add_column("stage", justify="right", no_wrap=True, min_width=5)
+    has_groups = len(analysis.groups) < analysis.num_stages
+    if has_groups:
+        table.add_column("group", justify="right", no_wrap=True, min_width=5)
     table.add_column("layers", no_wrap=True, ratio=1)
     table.add_column("devices", no_wrap=True)
     has_replicas = any(stage.num_replicas > 1 for stage in plan.stages)
@@ -94,7 +108,7 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
     ]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    for index in _shown_stages(analysis):
+    for index in _few_of(analysis.num_stages):
         if index is None:
             table.add_row("...")
             continue
@@ -102,17 +116,23 @@ def _stage_table(analysis: PlanAnalysis) -> Table:
         last = index == len(plan.stages) - 1
         table.add_row(
             str(index),
+            *([str(analysis.group_of(index))] if has_groups else []),
             _layer_names(plan, stage),
             _device_names(plan, stage),
             *([_speeds(plan, stage)] if has_speeds else []),
             _ms(costs.forward_ms_S[index]),
             _ms(costs.backward_ms_S[index]),
-            "" if last else _ms(costs.send_forward_ms_C[index]),
-            "" if last else _ms(costs.send_backward_ms_C[index]),
+            "" if last or not _sends(analysis, index) else _ms(costs.send_forward_ms_C[index]),
+            "" if last or not _sends(analysis, index) else _ms(costs.send_backward_ms_C[index]),
             *([_reduce(analysis, index)] if has_replicas else []),
             _memory(analysis, index),
         )
     return table
+
+
+def _sends(analysis: PlanAnalysis, index: int) -> bool:
+    """Whether anything goes over a link behind a stage."""
+    return analysis.group_of(index) != analysis.group_of(index + 1)
 
 
 def _reduce(analysis: PlanAnalysis, index: int) -> str:
@@ -127,7 +147,11 @@ def _speeds(plan: Plan, stage: Stage) -> str:
 
 
 def _memory(analysis: PlanAnalysis, index: int) -> Text:
-    memory = analysis.memory[index]
+    """What a device of the stage needs; with its group's first stage for all of them."""
+    group = analysis.group_of(index)
+    if analysis.groups[group].stages[0] != index:
+        return Text("")
+    memory = analysis.memory[group]
     peak = f"{max(memory.peak_gb):.3g}"
     if all(need.fits for need in memory.needs):
         return Text(peak)
@@ -149,11 +173,27 @@ def _notes(analysis: PlanAnalysis) -> list[Text]:
         split = [f"{index} {_split(analysis.plan, stages[index])}" for index in uneven[:MAX_SPLITS]]
         more = ", ..." if len(uneven) > MAX_SPLITS else ""
         notes.append(Text(f"samples of each device: stage {', '.join(split)}{more}"))
+    if analysis.has_groups:
+        notes += _group_notes(analysis)
     needs = [need for memory in analysis.memory for need in memory.needs]
     num_over = sum(not need.fits for need in needs)
     if num_over:
         devices = "device needs" if num_over == 1 else "devices need"
         notes.append(Text(f"! {num_over} {devices} more memory than there is", style="red"))
+    return notes
+
+
+def _group_notes(analysis: PlanAnalysis) -> list[Text]:
+    """Buckets and the optimizer, which have no column."""
+    notes = []
+    cut = [n for n, stage in enumerate(analysis.plan.stages) if stage.gradient_buckets > 1]
+    if cut:
+        counts = [analysis.plan.stages[n].gradient_buckets for n in cut]
+        low, high = min(counts), max(counts)
+        how_many = f"{low}" if low == high else f"{low} to {high}"
+        notes.append(Text(f"{_stage_list(cut)}: gradients in {how_many} buckets"))
+    if analysis.plan.shard_optimizer:
+        notes.append(Text("optimizer state sharded over the devices of a group"))
     return notes
 
 
@@ -226,23 +266,29 @@ def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:
     """The lanes, the scale of time below them, and the legend."""
     lanes = timeline_lanes(analysis, console)
     glyphs, label_width, _ = _lane_shape(analysis, console)
+    is_split = bool(np.isin(analysis.items.kind_N, (INPUT, WEIGHT)).any())
+    backward = (
+        f"I0{glyphs.input_gradient} W0{glyphs.weight_gradient} input, weight gradient"
+        if is_split
+        else f"B0{glyphs.backward} backward"
+    )
     legend = (
-        f"F0{glyphs.forward} forward   B0{glyphs.backward} backward   "
+        f"F0{glyphs.forward} forward   {backward}   "
         f"{glyphs.idle} idle   {glyphs.all_reduce} all-reduce"
     )
     return [*lanes, Text(" " * label_width + legend, style="dim")]
 
 
 def timeline_lanes(analysis: PlanAnalysis, console: Console, *, part: float = 1.0) -> list[Text]:
-    """A line for each stage and one for the time, in this part of the width."""
+    """A line for each group and one for the time, in this part of the width."""
     glyphs, label_width, whole_width = _lane_shape(analysis, console)
     width = max(round(part * whole_width), 12)
     lines = []
-    for index in _shown_stages(analysis):
+    for index in _few_of(len(analysis.groups)):
         if index is None:
             lines.append(Text("...", style="dim"))
             continue
-        line = Text(f"stage {index}".ljust(label_width), no_wrap=True)
+        line = Text(f"{_lane_noun(analysis)} {index}".ljust(label_width), no_wrap=True)
         style = ""
         for letter in draw_text_lane(analysis, index, width, glyphs):
             # A microbatch's number has the colour of the letter before it.
@@ -254,8 +300,12 @@ def timeline_lanes(analysis: PlanAnalysis, console: Console, *, part: float = 1.
     return [*lines, Text(" " * label_width + scale, style="dim")]
 
 
+def _lane_noun(analysis: PlanAnalysis) -> str:
+    return "group" if len(analysis.groups) < analysis.num_stages else "stage"
+
+
 def _lane_shape(analysis: PlanAnalysis, console: Console) -> tuple[Glyphs, int, int]:
     """The characters, the width of the labels and that of the lanes."""
     unicode = "utf" in (console.encoding or "").lower()
-    label_width = len(f"stage {analysis.num_stages - 1}") + 1
+    label_width = len(f"{_lane_noun(analysis)} {len(analysis.groups) - 1}") + 1
     return (UNICODE if unicode else ASCII), label_width, max(console.width - label_width, 20)

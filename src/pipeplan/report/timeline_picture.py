@@ -11,56 +11,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cost import Floats
-from pipeplan.pipeline import Stage
-from pipeplan.report.analysis.items import BACKWARD, FORWARD
+from pipeplan.report.analysis.items import WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
-from pipeplan.report.colours import DARK, LIGHT
+from pipeplan.report.colours import DARK, LIGHT, stage_colour
 from pipeplan.report.elements import Markup, element, join
 from pipeplan.report.names import short_text
+from pipeplan.report.timeline_lanes import (
+    BLOCK_COLOURS,
+    MAX_STAGES_WITH_TRANSFERS,
+    Lane,
+    lanes_of,
+)
 from pipeplan.report.units import humanise_ms
-from pipeplan.simulator import Codes
 
 __all__ = ["tick_step_ms", "timeline_svg"]
 
-MAX_DEVICE_LANES = 16
-"""With more devices a lane stands for a stage."""
-MAX_STAGES_WITH_TRANSFERS = 128
-"""With more stages only stages have lanes, and these share `LANES_HEIGHT`."""
-LANES_HEIGHT = 2560.0
 THIN = 10.0
 """A lane up to this high has no labels inside its blocks."""
 LABEL_HEIGHT = 14.0
+STRIPE = 3.0
+MAX_LISTED_STAGES = 24
+"""With more stages the legend does not list their colours."""
 LEFT, RIGHT = 96.0, 16.0
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 LEGEND = (
     ("forward", "forward"),
     ("backward", "backward"),
+    ("weight", "weight gradient"),
     ("reduce", "all-reduce"),
     ("there", "activations sent"),
     ("back", "gradients sent"),
     ("lane", "idle"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spans:
-    """Times of one lane that have one colour; arrays of one length."""
-
-    colour: str
-    start_ms: Floats
-    end_ms: Floats
-    microbatch: Codes | None = None
-    """What the labels say; None: no labels."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lane:
-    label: str
-    height: float
-    gap: float
-    """The distance to the next lane."""
-    spans: list[_Spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +88,7 @@ def timeline_svg(
     scale = _Scale(width, (width - LEFT - RIGHT) / span_ms if span_ms else 0.0, span_ms)
     lanes: list[Markup] = []
     y, last_label_y = top, -math.inf
-    for lane in _lanes(analysis):
+    for lane in lanes_of(analysis):
         lanes.append(
             element(
                 "rect",
@@ -128,9 +110,11 @@ def timeline_svg(
         *_phases(analysis, top, y, scale),
         *lanes,
         *_axis(y, scale),
-        *(_legend(y + 36, analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS) if legend else []),
+        *(_legend(y + 36, analysis) if legend else []),
+        *(_stage_legend(y + 54, analysis) if legend else []),
     ]
-    return join([_document(width, y + (50 if legend else 22), parts), "\n"])
+    below = (68 if _lists_stages(analysis) else 50) if legend else 22
+    return join([_document(width, y + below, parts), "\n"])
 
 
 def _document(width: int, height: float, parts: list[Markup]) -> Markup:
@@ -166,69 +150,21 @@ def _title(analysis: PlanAnalysis, width: int) -> Iterator[Markup]:
 # ------------------------------------------------------------------------------- lanes
 
 
-def _lanes(analysis: PlanAnalysis) -> Iterator[_Lane]:
-    by_device = analysis.num_used_devices <= MAX_DEVICE_LANES
-    with_transfers = analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS
-    height, gap = (20.0 if by_device else 16.0), 4.0
-    if not with_transfers:
-        share = LANES_HEIGHT / analysis.num_stages
-        height, gap = (min(16.0, share - 4), 4.0) if share >= 12 else (share * 0.8, share * 0.2)
-    for index, stage in enumerate(analysis.plan.stages):
-        if by_device:
-            for device, pace in zip(stage.devices, analysis.device_paces[index], strict=True):
-                name = short_text(analysis.plan.cluster.devices[device].name, 13)
-                spans = _stage_spans(analysis, index, pace)
-                yield _Lane(label=name, height=height, gap=gap, spans=spans)
-        else:
-            spans = _stage_spans(analysis, index, 1.0)
-            yield _Lane(label=_stage_label(index, stage), height=height, gap=gap, spans=spans)
-        if with_transfers and index + 1 < analysis.num_stages:
-            for kind, colour in ((FORWARD, "there"), (BACKWARD, "back")):
-                sent = analysis.items.transfers_of(index, kind)
-                start_ms, end_ms = analysis.items.start_ms_N[sent], analysis.items.end_ms_N[sent]
-                spans = [_Spans(colour=colour, start_ms=start_ms, end_ms=end_ms)]
-                yield _Lane(label="", height=5, gap=2, spans=spans)
-
-
-def _stage_spans(analysis: PlanAnalysis, index: int, pace: float) -> list[_Spans]:
-    """A stage's blocks, each as long as a device of that pace computes, and its all-reduce."""
-    items, mine = analysis.items, analysis.items.blocks_of(index)
-    kind, start_ms = items.kind_N[mine], items.start_ms_N[mine]
-    end_ms = items.end_ms_N[mine]
-    if pace != 1.0:
-        end_ms = start_ms + (end_ms - start_ms) * pace
-    reduce = slice(items.first_all_reduce + index, items.first_all_reduce + index + 1)
-    return [
-        *(
-            _Spans(
-                colour=colour,
-                start_ms=start_ms[kind == which],
-                end_ms=end_ms[kind == which],
-                microbatch=items.microbatch_N[mine][kind == which],
-            )
-            for which, colour in ((FORWARD, "forward"), (BACKWARD, "backward"))
-        ),
-        _Spans(colour="reduce", start_ms=items.start_ms_N[reduce], end_ms=items.end_ms_N[reduce]),
-    ]
-
-
-def _stage_label(index: int, stage: Stage) -> str:
-    return f"stage {index}" + (f" x{stage.num_replicas}" if stage.num_replicas > 1 else "")
-
-
-def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
+def _lane_shapes(lane: Lane, y: float, scale: _Scale) -> Iterator[Markup]:
     """One path for each colour, and the labels that have room."""
     labels: dict[str, list[Markup]] = {}
     narrow: dict[str, list[NDArray[np.float64]]] = {}
     for spans in lane.spans:
         first, end = LEFT + spans.start_ms * scale.per_ms, LEFT + spans.end_ms * scale.per_ms
         wide = end - first >= 1
-        boxes = []
+        boxes, stripes = [], []
         for index in np.flatnonzero(wide).tolist():
             left, right = float(first[index]), float(end[index])
             gap = 0.8 if right - left > 4 else 0.0  # tells a block from the next of its colour
             boxes.append(_box(left, right - gap, y, lane.height))
-            text = "" if spans.microbatch is None else str(spans.microbatch[index])
+            stripes.append(_box(left, right - gap, y + lane.height - STRIPE, STRIPE))
+            number = "" if spans.microbatch is None else str(spans.microbatch[index])
+            text = f"{spans.prefix}{number}"
             if text and right - left >= 6 * len(text) + 1.5 and lane.height > THIN:
                 middle = f"{(left + right) / 2:.1f}"
                 text_y = y + lane.height / 2 + 3.3
@@ -237,7 +173,9 @@ def _lane_shapes(lane: _Lane, y: float, scale: _Scale) -> Iterator[Markup]:
                 )
         if boxes:
             yield _path(spans.colour, boxes)
-        colour = "mixed" if spans.colour in ("forward", "backward") else spans.colour
+        if boxes and spans.stripe and lane.height > THIN:
+            yield element("path", fill=spans.stripe, d="".join(stripes))
+        colour = "mixed" if spans.colour in BLOCK_COLOURS.values() else spans.colour
         is_narrow = ~wide & (end > first)
         narrow.setdefault(colour, []).append(np.stack([first[is_narrow], end[is_narrow]]))
     for colour, parts in narrow.items():
@@ -304,10 +242,14 @@ def _axis(y: float, scale: _Scale) -> Iterator[Markup]:
         yield _label(x, y + 16, f"{tick * step_ms:g}{unit}", "middle", 10)
 
 
-def _legend(y: float, with_transfers: bool) -> Iterator[Markup]:
+def _legend(y: float, analysis: PlanAnalysis) -> Iterator[Markup]:
     x = LEFT
+    with_transfers = analysis.num_stages <= MAX_STAGES_WITH_TRANSFERS
+    is_split = bool((analysis.items.kind_N == WEIGHT).any())
     for colour, name in LEGEND:
         if colour in ("there", "back") and not with_transfers:
+            continue
+        if colour == "weight" and not is_split:
             continue
         yield element(
             "rect",
@@ -321,6 +263,21 @@ def _legend(y: float, with_transfers: bool) -> Iterator[Markup]:
         )
         yield _label(x + 17, y, name, "start", 10.5)
         x += 34 + 5.6 * len(name)
+
+
+def _lists_stages(analysis: PlanAnalysis) -> bool:
+    """Whether the legend tells the colours of stages: where lanes have several."""
+    return len(analysis.groups) < analysis.num_stages <= MAX_LISTED_STAGES
+
+
+def _stage_legend(y: float, analysis: PlanAnalysis) -> Iterator[Markup]:
+    if not _lists_stages(analysis):
+        return
+    yield _label(LEFT, y, "stages", "start", 10.5)
+    for stage in range(analysis.num_stages):
+        x = LEFT + 44 + 34 * stage
+        yield element("rect", x=x, y=y - 9, width=12, height=10, rx=2, fill=stage_colour(stage))
+        yield _label(x + 16, y, str(stage), "start", 10.5)
 
 
 def _label(

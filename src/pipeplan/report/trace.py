@@ -15,7 +15,7 @@ import msgspec
 from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, LETTERS, NOTHING
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.analysis.shared_links import MAX_USE_CHANGES
 from pipeplan.report.trace_events import (
@@ -50,7 +50,12 @@ TRACKS = (
 """By their number; those of the next stage before those of the previous one."""
 TRANSFER_TRACKS = {FORWARD: (1, 3), BACKWARD: (2, 4)}
 """On the side of the channel's first stage, and on that of its second."""
-CATEGORIES = {FORWARD: "forward", BACKWARD: "backward"}
+CATEGORIES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT: "input gradient",
+    WEIGHT: "weight gradient",
+}
 CONTENTS = {FORWARD: "activations", BACKWARD: "gradients"}
 
 
@@ -78,6 +83,9 @@ def count_events(plan: Plan) -> int:
     num_devices = sum(replicas)
     inner = 2 * num_devices - replicas[0] - replicas[-1]  # devices by the channels that they touch
     per_microbatch = 2 * num_devices + 2 * inner + 2 * len(replicas) + 2 * num_devices
+    if plan.uses_families:  # three blocks where backwards are cut, two counters for each
+        per_microbatch += 5 * num_devices
+        num_devices += sum(stage.gradient_buckets * stage.num_replicas for stage in plan.stages)
     on_links = MAX_USE_CHANGES if plan.cluster.links else 0
     return plan.microbatches * per_microbatch + (3 + 2 * len(TRACKS) + 1) * num_devices + on_links
 
@@ -99,6 +107,9 @@ def _events(analysis: PlanAnalysis) -> Iterator[Event]:
 
 
 def _names(analysis: PlanAnalysis) -> Iterator[Metadata]:
+    if analysis.has_groups:
+        yield from _group_names(analysis)
+        return
     plan, last = analysis.plan, analysis.num_stages - 1
     position = 0
     for index, stage in enumerate(plan.stages):
@@ -112,11 +123,51 @@ def _names(analysis: PlanAnalysis) -> Iterator[Metadata]:
                     yield from name_track(device, track, title)
 
 
+def _group_names(analysis: PlanAnalysis) -> Iterator[Metadata]:
+    """With groups a device has a track for all that it sends to another one, or gets from it."""
+    peers: list[set[int]] = [set() for _ in analysis.groups]
+    for before, behind in pairwise(analysis.items.group_of_S.tolist()):
+        if before != behind:
+            peers[before].add(behind)
+            peers[behind].add(before)
+    position = 0
+    for index, group in enumerate(analysis.groups):
+        for device in group.devices:
+            stages = ", ".join(map(str, group.stages))
+            name = f"{analysis.plan.cluster.devices[device].name} (group {index}: stages {stages})"
+            yield from name_process(device, name, position)
+            position += 1
+            yield from name_track(device, COMPUTE, TRACKS[COMPUTE])
+            for peer in sorted(peers[index]):
+                yield from name_track(device, _group_track(peer, 0), f"send to group {peer}")
+                yield from name_track(device, _group_track(peer, 1), f"receive from group {peer}")
+            if group.num_replicas > 1:
+                yield from name_track(device, _reduce_track(analysis), TRACKS[ALL_REDUCE])
+
+
+def _group_track(peer: int, side: int) -> int:
+    return 1 + 2 * peer + side
+
+
+def _reduce_track(analysis: PlanAnalysis) -> int:
+    return 1 + 2 * len(analysis.groups) if analysis.has_groups else ALL_REDUCE
+
+
+def _transfer_track(analysis: PlanAnalysis, kind: int, channel: int, side: int) -> int:
+    """The track of a transfer on the devices before (0) or behind (1) its cut."""
+    if not analysis.has_groups:
+        return TRANSFER_TRACKS[kind][side]
+    is_receiver = side == 1 if kind == FORWARD else side == 0
+    return _group_track(analysis.group_of(channel + 1 - side), int(is_receiver))
+
+
 def _blocks(analysis: PlanAnalysis) -> Iterator[Slice]:
     items = analysis.items
+    several = [len(analysis.groups[group].stages) > 1 for group in items.group_of_S.tolist()]
     for number in range(items.first_transfer):
         kind, stage, microbatch, start_ms, end_ms = items[number]
-        name, category = f"{LETTERS[kind]}{microbatch}", CATEGORIES[kind]
+        name = f"{stage if several[stage] else ''}{LETTERS[kind]}{microbatch}"
+        category = CATEGORIES[kind]
         waited = int(analysis.waited_for[number])
         args = {
             "microbatch": microbatch,
@@ -139,26 +190,24 @@ def _transfers(analysis: PlanAnalysis) -> Iterator[Slice]:
             "waited_for": items.name_of(int(analysis.waited_for[number])),
             **_slowed(analysis, number),
         }
-        for side, track in enumerate(TRANSFER_TRACKS[kind]):
+        for side in (0, 1):
+            track = _transfer_track(analysis, kind, channel, side)
             for device in analysis.plan.stages[channel + side].devices:
                 yield make_slice(name, category, device, track, start_ms, end_ms, args)
 
 
 def _all_reduces(analysis: PlanAnalysis) -> Iterator[Slice]:
+    items = analysis.items
+    track = _reduce_track(analysis)
     for index, stage in enumerate(analysis.plan.stages):
-        item = analysis.items[analysis.items.first_all_reduce + index]
-        if stage.num_replicas > 1:
-            number = analysis.items.first_all_reduce + index
+        parts = items.parts_of(index)
+        for number in range(parts.start, parts.stop) if stage.num_replicas > 1 else ():
             args = {"replicas": stage.num_replicas, **_slowed(analysis, number)}
+            name = items.name_of(number) if analysis.has_groups else "all-reduce"
+            item = items[number]
             for device in stage.devices:
                 yield make_slice(
-                    "all-reduce",
-                    "all-reduce",
-                    device,
-                    ALL_REDUCE,
-                    item.start_ms,
-                    item.end_ms,
-                    args,
+                    name, "all-reduce", device, track, item.start_ms, item.end_ms, args
                 )
 
 
@@ -192,13 +241,13 @@ def _flows(analysis: PlanAnalysis) -> Iterator[FlowStart | FlowStep | FlowEnd]:
 
 
 def _memory(analysis: PlanAnalysis) -> Iterator[Counter]:
-    for stage, memory in zip(analysis.plan.stages, analysis.memory, strict=True):
+    for memory in analysis.memory:
         times_us = [to_us(ms) for ms in memory.times_ms.tolist()]
         steps = list(zip(times_us, memory.in_flight.tolist(), strict=True))
         # Of several changes at one instant only the last one counts.
         settled = [step for step, after in pairwise([*steps, (-1.0, 0)]) if step[0] != after[0]]
         for device, base_gb, per_microbatch_gb in zip(
-            stage.devices, memory.base_gb, memory.per_microbatch_gb, strict=True
+            memory.devices, memory.base_gb, memory.per_microbatch_gb, strict=True
         ):
             for at_us, in_flight in settled:
                 held_gb = base_gb + in_flight * per_microbatch_gb

@@ -15,15 +15,16 @@ from typing import Any
 
 import msgspec
 
+from pipeplan.cost import CostModel
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InputError, RuntimeMismatchError
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
-from pipeplan.testbed.orders import Answer, Order, Way
+from pipeplan.testbed.orders import Answer, BlockPace, Order, Way
 from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
-from pipeplan.testbed.topology import find_topology
+from pipeplan.testbed.topology import Topology, find_topology
 
 __all__ = ["Testbed"]
 
@@ -33,6 +34,27 @@ START_S, PATIENCE = 120.0, 20.0
 """How long to wait for an answer: this, and so many times as long as predicted."""
 NURSERY = "pipeplan.testbed.nursery"
 READ_BYTES = 1 << 16
+
+
+def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[BlockPace]:
+    """How long each rank's blocks take here.
+
+    Each replica takes its own time. In the cost model, all take that of the slowest.
+    """
+    cost, pace_of = CostModel(plan.model, plan.cluster), {}
+    for stage in plan.stages:
+        both_ms = zip(
+            stage.devices,
+            cost.device_forward_ms(stage),
+            cost.device_backward_ms(stage),
+            strict=True,
+        )
+        for device, forward_ms, backward_ms in both_ms:
+            pace_of[device] = BlockPace(
+                forward_s=forward_ms * time_factor / 1e3,
+                backward_s=backward_ms * time_factor / 1e3,
+            )
+    return [pace_of[device] for device in topology.devices]
 
 
 class Testbed:
@@ -105,13 +127,15 @@ class Testbed:
             whole_samples=whole_samples or build is not None,
         )
         scaled = scale_plan(plan, scale)
-        if find_topology(scaled).switches and self.way is Way.PACING:
+        topology = find_topology(scaled)
+        if topology.switches and self.way is Way.PACING:
             raise RuntimeMismatchError(
                 "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
                 f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
             )
         order = Order(
             plan=plan_document(scaled),
+            paces=find_paces(plan, topology, scale.time_factor),
             way=self.way,
             num_warm_ups=NUM_WARM_UPS,
             num_iterations=num_iterations,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Answer", "BlockTimes", "IterationTimes", "Order", "RankTimes", "Way"]
+__all__ = ["Answer", "BlockPace", "BlockTimes", "IterationTimes", "Order", "RankTimes", "Way"]
 
 
 class Way(StrEnum):
@@ -15,11 +15,21 @@ class Way(StrEnum):
     PACING = "pacing"
 
 
+class BlockPace(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one rank's blocks take."""
+
+    forward_s: float
+    backward_s: float
+    """With what recomputation takes."""
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A plan to run."""
 
     plan: dict[str, Any]
     """The scaled plan, as a document."""
+    paces: list[BlockPace]
+    """By rank."""
     way: Way
     num_warm_ups: int
     num_iterations: int

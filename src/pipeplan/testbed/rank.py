@@ -47,7 +47,7 @@ def run_rank(order: Order, plan: Plan, topology: Topology, rank: int) -> RankTim
         "bucket_bytes": math.inf,
         "receive_ahead": plan.microbatches,
     }
-    pace = find_pace(plan, topology, rank)
+    pace = find_pace(order, plan, topology, rank)
     if order.build is None:
         names = [str(number) for number in range(plan.model.num_layers)]
         pipeline = PacedPipeline(
@@ -114,22 +114,15 @@ def _times_of(pipeline: PacedPipeline, loss: float, before_end_s: float) -> Iter
     )
 
 
-def find_pace(plan: Plan, topology: Topology, rank: int) -> Pace:
+def find_pace(order: Order, plan: Plan, topology: Topology, rank: int) -> Pace:
     """How long the blocks of a rank take, and how far away other ranks are."""
     device = topology.devices[rank]
     stage = next(stage for stage in plan.stages if device in stage.devices)
-    replica = stage.devices.index(device)
-    speed = plan.cluster.devices[device].speed
-    layers = [plan.model.layers[layer] for layer in stage.layers]
-    # Each replica takes its own time; in the cost model, all take that of the slowest.
-    factor = stage.device_shares[replica] / speed / MS_IN_S
-    forward_s = sum(layer.forward_ms for layer in layers) * factor
-    backward_s = sum(layer.backward_ms for layer in layers) * factor
     ranks = [topology.devices.index(other) for other in stage.devices]
     latencies_s = [topology.latency_s[a][b] for a in ranks for b in ranks]
     return Pace(
-        forward_s=forward_s,
-        backward_s=backward_s + (forward_s if stage.recompute else 0.0),
+        forward_s=order.paces[rank].forward_s,
+        backward_s=order.paces[rank].backward_s,
         latency_s=tuple(row[rank] for row in topology.latency_s),
         reduce_latency_s=2 * (len(ranks) - 1) * max(latencies_s),
     )

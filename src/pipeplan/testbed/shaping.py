@@ -32,12 +32,17 @@ ALMOST_NOTHING = 100.0
 UNSHAPED, LINK, FIRST_CLASS = 0x1, 0x2, 0x10
 MTU = MOST_PACKET_BYTES
 QUEUE_PACKETS = 4000
-SMALL_PACKET = "match u16 0x0000 0xff80 at 2"
-"""An IP packet of less than 128 bytes."""
+RTO_MIN = "10s"
+"""No packet is ever lost. But one may wait in a queue for longer than the kernel expects, who would
+send it again: on a crowded link, an eighth of the data was sent twice."""
+ACKNOWLEDGEMENT = "match ip protocol 6 0xff match u16 0x0000 0xff80 at 2 match u8 0x10 0xff at 33"
+"""TCP, less than 128 bytes, no flag but ACK. Small packets of data have the flag PSH. They must not
+overtake the data before them: the receiver would take that for lost, and the sender slow down."""
 SETTINGS = {
     "net/ipv4/tcp_congestion_control": "reno",
     "net/ipv4/tcp_slow_start_after_idle": "0",
     "net/ipv4/tcp_no_metrics_save": "1",
+    "net/ipv4/tcp_early_retrans": "0",
     "net/ipv4/tcp_rmem": "4096 8388608 16777216",
     "net/ipv4/tcp_wmem": "4096 1048576 1048576",
     "net/ipv6/conf/all/disable_ipv6": "1",
@@ -85,7 +90,7 @@ def rank_link(topology: Topology, rank: int) -> Iterator[str]:
     for other in range(topology.num_ranks):
         if topology.bytes_per_s[rank][other]:
             size = topology.packet_bytes(rank, other)
-            yield f"route add {address(other)}/32 dev eth0 mtu lock {size}"
+            yield f"route add {address(other)}/32 dev eth0 mtu lock {size} rto_min {RTO_MIN}"
 
 
 def rank_shaping(topology: Topology, rank: int) -> Iterator[str]:
@@ -133,7 +138,7 @@ def _root(device: str) -> Iterator[str]:
     yield _class(device, "1:", UNSHAPED, UNSHAPED_BYTES_PER_S, UNSHAPED_BYTES_PER_S)
     yield _queue(device, UNSHAPED)
     yield (
-        f"filter add dev {device} parent 1: protocol ip prio 1 u32 {SMALL_PACKET}"
+        f"filter add dev {device} parent 1: protocol ip prio 1 u32 {ACKNOWLEDGEMENT}"
         f" flowid 1:{UNSHAPED:x}"
     )
 

@@ -1,12 +1,13 @@
 """What keeps an iteration from being shorter, in words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.cost import PipelineCosts
 from pipeplan.report.analysis.idle import Shares
 from pipeplan.report.units import humanise_ms
 
-__all__ = ["Bottleneck", "find_bottleneck"]
+__all__ = ["Bottleneck", "find_bottleneck", "find_group_bottleneck"]
 
 BUSY_ALL_THE_TIME = 0.97
 BUSY_MOSTLY = 0.75
@@ -68,6 +69,26 @@ def find_bottleneck(
     return Bottleneck(
         stage=stage, channel=None, busy=busy, words=f"{what}{_remedy(costs, shares, stage, busy)}"
     )
+
+
+def find_group_bottleneck(
+    computes: Sequence[float], shares: Shares, iteration_ms: float
+) -> Bottleneck:
+    """The group of devices that computes for the longest time, of groups with several stages.
+
+    Args:
+        computes: the part of the iteration in which each group computes.
+        shares: where the devices' time goes.
+        iteration_ms: how long the iteration takes.
+    """
+    group = max(range(len(computes)), key=lambda index: computes[index])
+    busy = computes[group] if iteration_ms else 0.0
+    idle = 100 * (shares.bubble + shares.communication)
+    words = (
+        f"Group {group} computes {_how_much(busy)}, and no group longer. Devices wait {idle:.0f} %"
+        f" of the time, of which {100 * shares.communication:.0f} points are for links."
+    )
+    return Bottleneck(stage=None, channel=None, busy=busy, words=words)
 
 
 def _remedy(costs: PipelineCosts, shares: Shares, stage: int, busy: float) -> str:

@@ -50,15 +50,15 @@ class Shares:
     """Idle for any other reason: filling, draining, uneven stages or replicas, the barrier."""
 
 
-def idle_times(items: Items, waits: Codes, stage: int, last_item: int) -> IdleTimes:
-    """The idle times of one stage."""
-    mine = items.blocks_of(stage)
+def idle_times(items: Items, waits: Codes, group: int, last_item: int) -> IdleTimes:
+    """The idle times of one group, which mostly is a stage."""
+    mine = items.blocks_of(group)
     starts_ms = items.start_ms_N[mine]
     free_ms = np.concatenate([[0.0], items.end_ms_N[mine][:-1]])
     these = np.flatnonzero(starts_ms > free_ms + SAME_INSTANT_MS)
     start_ms, end_ms, waited_for = free_ms[these], starts_ms[these], waits[mine][these]
     on_links_ms = _time_on_links(items, waits, start_ms, end_ms, waited_for)
-    done_ms, iteration_ms = items.end_ms_N[[items.first_all_reduce + stage, last_item]]
+    done_ms, iteration_ms = items.done_ms(group), float(items.end_ms_N[last_item])
     if iteration_ms > done_ms + SAME_INSTANT_MS:
         start_ms, end_ms = np.append(start_ms, done_ms), np.append(end_ms, iteration_ms)
         waited_for = np.append(waited_for, np.int32(last_item))
@@ -113,8 +113,12 @@ def average_shares(weights: Sequence[float], parts: Sequence[Shares]) -> Shares:
 
 def find_phases(items: Items, iteration_ms: float) -> tuple[Phase, ...]:
     """Warm-up ends when the last stage begins; drain begins when the last stage is done."""
-    last = items.blocks_of(items.num_stages - 1)
-    full_ms, empty_ms = float(items.start_ms_N[last.start]), float(items.end_ms_N[last.stop - 1])
+    mine = items.blocks_of(int(items.group_of_S[-1]))
+    of_stage = mine.start + np.flatnonzero(items.place_N[mine] == items.num_stages - 1)
+    full_ms, empty_ms = (
+        float(items.start_ms_N[of_stage[0]]),
+        float(items.end_ms_N[of_stage[-1]]),
+    )
     return (
         Phase(name="warm-up", start_ms=0.0, end_ms=full_ms),
         Phase(name="steady", start_ms=full_ms, end_ms=empty_ms),

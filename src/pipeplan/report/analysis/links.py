@@ -154,12 +154,17 @@ def _transfer_loads(
     """What a place of a stage sends to the stages behind and before it."""
     layers = plan.model.layers
     mine = places[index]
-    if index + 1 < len(places):
+    if index + 1 < len(places) and not _is_inside(plan, index):
         size = layers[plan.stages[index].layers[-1]].output_bytes
         yield _load(cost, mine, position, places[index + 1], size, plan.microbatches)
-    if index > 0:
+    if index > 0 and not _is_inside(plan, index - 1):
         size = layers[plan.stages[index - 1].layers[-1]].gradient_bytes
         yield _load(cost, mine, position, places[index - 1], size, plan.microbatches)
+
+
+def _is_inside(plan: Plan, index: int) -> bool:
+    """Whether a stage and the next are of one group, inside which nothing is sent."""
+    return set(plan.stages[index].devices) == set(plan.stages[index + 1].devices)
 
 
 def _load(

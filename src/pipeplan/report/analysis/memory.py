@@ -7,11 +7,12 @@ import numpy as np
 
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel, Floats
-from pipeplan.pipeline import Stage
+from pipeplan.group_memory import group_memory_parts, held_bytes
+from pipeplan.pipeline import Plan, Stage, unpack_codes
 from pipeplan.report.analysis.items import FORWARD, Items
 from pipeplan.simulator import Codes
 
-__all__ = ["MemoryParts", "NeededMemory", "StageMemory", "stage_memory"]
+__all__ = ["MemoryParts", "NeededMemory", "StageMemory", "group_memory", "stage_memory"]
 
 ROUNDING = 1 + 1e-9
 """Memory that differs by less than this factor is equal."""
@@ -49,24 +50,31 @@ class NeededMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """A stage's memory over time: it grows by the same amount with each microbatch held."""
+    """The memory of a stage, or of a group with several, over time.
+
+    A stage's grows by the same amount with each microbatch held. A group holds bytes: of several
+    stages, and between the two halves of a backward.
+    """
 
     times_ms: Floats
-    in_flight: Codes
-    """The microbatches held from the time at the same position on."""
+    in_flight: Codes | Floats
+    """What is held from the time at the same position on: microbatches; in a group their bytes."""
     devices: tuple[int, ...]
     base_gb: tuple[float, ...]
-    """For each device of the stage: what it needs without any microbatch."""
+    """For each device: what it needs without any microbatch."""
     per_microbatch_gb: tuple[float, ...]
+    """What it needs for each that is held."""
     peak_gb: tuple[float, ...]
     limit_gb: tuple[float | None, ...]
     parts: tuple[MemoryParts, ...]
     """For each device of the stage what its peak consists of."""
+    most_held: int | None = None
+    """The most microbatches of a group's stages that are held at once; None for a stage."""
 
     @cached_property
     def most_in_flight(self) -> int:
-        """The most microbatches held at once."""
-        return int(self.in_flight.max())
+        """The most microbatches held at once; those of several stages count for each."""
+        return int(self.in_flight.max()) if self.most_held is None else self.most_held
 
     @cached_property
     def needs(self) -> tuple[NeededMemory, ...]:
@@ -98,6 +106,40 @@ def stage_memory(
         peak_gb=tuple(peak_gb),
         limit_gb=tuple(cluster.devices[device].memory_gb for device in stage.devices),
         parts=tuple(_parts(cost, stage, peak) for peak in peak_gb),
+    )
+
+
+def group_memory(cost: CostModel, plan: Plan, index: int, items: Items) -> StageMemory:
+    """The memory of one group, walked block by block."""
+    group, codes = plan.groups[index], plan.schedule.group_codes(index)
+    mine = items.blocks_of(index)
+    held = held_bytes(cost, plan.stages, codes)
+    times_ms = np.stack([items.start_ms_N[mine], items.end_ms_N[mine]], axis=1).ravel()
+    held_bytes_N2 = np.stack([held.during_N, held.after_N], axis=1).ravel()
+    _, kinds, _ = unpack_codes(codes)
+    counts = np.select([kinds == 0, kinds == 1, kinds == 3], [1, -1, -1], 0)
+    parts = group_memory_parts(
+        cost, plan.stages, group, codes, shard_optimizer=plan.shard_optimizer
+    )
+    shares = plan.stages[group.stages[0]].device_shares
+    return StageMemory(
+        times_ms=np.concatenate([[0.0], times_ms]),
+        in_flight=np.concatenate([[0.0], held_bytes_N2]),
+        devices=group.devices,
+        base_gb=tuple(part.total_gb - part.activation_gb for part in parts),
+        per_microbatch_gb=tuple(share / BYTES_IN_GB for share in shares),
+        peak_gb=tuple(part.total_gb for part in parts),
+        limit_gb=tuple(cost.cluster.devices[device].memory_gb for device in group.devices),
+        parts=tuple(
+            MemoryParts(
+                parameters_gb=part.parameter_gb,
+                gradients_gb=part.gradient_gb,
+                optimizer_gb=part.optimizer_gb,
+                activations_gb=part.activation_gb,
+            )
+            for part in parts
+        ),
+        most_held=int(counts.cumsum().max(initial=0)),
     )
 
 

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from pipeplan.cost import Floats, PipelineCosts
-from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
-from pipeplan.report.analysis.bottleneck import Bottleneck, find_bottleneck
+from pipeplan.report.analysis.bottleneck import (
+    Bottleneck,
+    find_bottleneck,
+    find_group_bottleneck,
+)
 from pipeplan.report.analysis.cuts import Cut, find_cut, shifted_ms
 from pipeplan.report.analysis.idle import (
     IdleTimes,
@@ -21,9 +26,9 @@ from pipeplan.report.analysis.idle import (
     find_phases,
     idle_times,
 )
-from pipeplan.report.analysis.items import Items, make_items
+from pipeplan.report.analysis.items import Items, make_group_items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
-from pipeplan.report.analysis.memory import StageMemory, stage_memory
+from pipeplan.report.analysis.memory import StageMemory, group_memory, stage_memory
 from pipeplan.report.analysis.shared_links import SharedUse, costs_as_run, shared_use
 from pipeplan.report.analysis.waits import follow_back, waited_for
 from pipeplan.simulator import Codes
@@ -51,7 +56,7 @@ class StageFigures:
     """The part of its devices' time in which they compute."""
     shares: Shares
     cut: Cut | None
-    """None for the last stage."""
+    """None for the last stage, and where groups have several."""
 
 
 def analyse(plan: Plan, warn: Callable[[str], None] | None = None) -> "PlanAnalysis":
@@ -73,12 +78,14 @@ class PlanAnalysis:
         self.plan = replayed.plan
         self.cost = replayed.cost
         self.costs = replayed.costs
-        if isinstance(replayed.run, GroupTimeline):
-            raise PlanFileError("schedule: plans of the second version cannot be drawn yet")
         self.run = replayed.run
         self.iteration_ms = self.run.iteration_ms
         self.num_stages = len(self.plan.stages)
-        self.num_used_devices = sum(stage.num_replicas for stage in self.plan.stages)
+        self.groups = self.plan.groups
+        """A lane each; mostly a group is a stage."""
+        self.has_groups = isinstance(self.run, GroupTimeline)
+        """Whether the plan is of the second version."""
+        self.num_used_devices = self.plan.num_used_devices
 
     def with_times(
         self, start_ms_N: Floats, end_ms_N: Floats, iteration_ms: float
@@ -96,6 +103,8 @@ class PlanAnalysis:
         bound = self.plan.predicted.bound if self.plan.predicted else None
         if bound is None:
             return None
+        if self.has_groups:
+            return bound.verdict(self.iteration_ms)
         own_ms = schedule_bound_ms(self.costs, self.plan.microbatches, self.iteration_ms)
         return bound.verdict(self.iteration_ms, own_ms)
 
@@ -104,6 +113,11 @@ class PlanAnalysis:
     @cached_property
     def items(self) -> Items:
         """Blocks, transfers and all-reduces."""
+        if isinstance(self.run, GroupTimeline):
+            group_of_S = np.zeros(self.num_stages, dtype=np.int32)
+            for number, group in enumerate(self.groups):
+                group_of_S[list(group.stages)] = number
+            return make_group_items(self.run, group_of_S, self.plan.microbatches)
         return make_items(self.costs, self.run)
 
     @cached_property
@@ -114,11 +128,15 @@ class PlanAnalysis:
     @cached_property
     def shared_use(self) -> SharedUse:
         """How busy shared links are, and which transfers slow each other there."""
+        if isinstance(self.run, GroupTimeline):
+            return SharedUse(links=(), slowed={})
         return shared_use(self.plan, self.costs, self.run.order_SM2, self.items)
 
     @cached_property
     def last_item(self) -> int:
-        """The all-reduce that ends the iteration."""
+        """The all-reduce that ends the iteration; where there is none, the block."""
+        if isinstance(self.run, GroupTimeline):
+            return int(self.items.end_ms_N.argmax())
         return self.items.first_all_reduce + int(self.run.end_ms_S.argmax())
 
     @cached_property
@@ -130,7 +148,9 @@ class PlanAnalysis:
     def critical_shares(self) -> Shares:
         """What the critical path consists of; it has no bubble."""
         items, path = self.items, self.critical_path
-        lengths_ms = items.end_ms_N[path] - items.start_ms_N[path]
+        # Parts of an all-reduce begin before the block ends that they waited for.
+        ends_ms = np.minimum(items.end_ms_N[path], np.append(items.start_ms_N[path[1:]], np.inf))
+        lengths_ms = np.maximum(ends_ms - items.start_ms_N[path], 0.0)
         is_block, is_reduce = path < items.first_transfer, path >= items.first_all_reduce
         compute_ms = float(lengths_ms[is_block].sum())
         reduce_ms = float(lengths_ms[is_reduce].sum())
@@ -152,31 +172,37 @@ class PlanAnalysis:
 
     @cached_property
     def idle(self) -> tuple[IdleTimes, ...]:
-        """For each stage the times in which it does nothing."""
+        """For each group the times in which it does nothing."""
         return tuple(
-            idle_times(self.items, self.waited_for, stage, self.last_item)
-            for stage in range(self.num_stages)
+            idle_times(self.items, self.waited_for, group, self.last_item)
+            for group in range(len(self.groups))
         )
 
     @cached_property
     def shares(self) -> Shares:
         """Where the time of all used devices goes."""
-        weights = [stage.num_replicas / self.num_used_devices for stage in self.plan.stages]
+        weights = [group.num_replicas / self.num_used_devices for group in self.groups]
         return average_shares(weights, self.stage_shares)
 
     @cached_property
     def stage_shares(self) -> tuple[Shares, ...]:
-        """Where the time of each stage's devices goes."""
+        """Where the time of each group's devices goes."""
         if not self.iteration_ms:  # nothing takes any time, so nothing is lost
             whole = Shares(compute=1.0, communication=0.0, all_reduce=0.0, bubble=0.0)
-            return (whole,) * self.num_stages
+            return (whole,) * len(self.groups)
         shares = []
-        for index, stage in enumerate(self.plan.stages):
-            device_ms = self.plan.microbatches * math.fsum(self.cost.device_compute_ms(stage))
-            compute = device_ms / (stage.num_replicas * self.iteration_ms)
+        for index, group in enumerate(self.groups):
+            device_ms = self.plan.microbatches * math.fsum(
+                ms
+                for stage in group.stages
+                for ms in self.cost.device_compute_ms(self.plan.stages[stage])
+            )
+            compute = device_ms / (group.num_replicas * self.iteration_ms)
             links_ms = math.fsum(self.idle[index].on_links_ms)
             communication = links_ms / self.iteration_ms
-            reduce = float(self.shown_costs.all_reduce_ms_S[index]) / self.iteration_ms
+            # What is all-reduced beside computing costs no time.
+            last_ms = float(self.items.end_ms_N[self.items.blocks_of(index).stop - 1])
+            reduce = (self.items.done_ms(index) - last_ms) / self.iteration_ms
             shares.append(
                 Shares(
                     compute=compute,
@@ -210,8 +236,13 @@ class PlanAnalysis:
 
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
-        """For each stage its memory over time."""
+        """For each group its memory over time."""
         cluster = self.plan.cluster
+        if self.has_groups:
+            return tuple(
+                group_memory(self.cost, self.plan, index, self.items)
+                for index in range(len(self.groups))
+            )
         return tuple(
             stage_memory(self.cost, cluster, stage, index, self.items)
             for index, stage in enumerate(self.plan.stages)
@@ -230,9 +261,9 @@ class PlanAnalysis:
             send_ms=None if is_last else float(costs.send_forward_ms_C[index]),
             return_ms=None if is_last else float(costs.send_backward_ms_C[index]),
             all_reduce_ms=float(costs.all_reduce_ms_S[index]),
-            utilisation=self.stage_shares[index].compute,
-            shares=self.stage_shares[index],
-            cut=None if is_last else self._cut(index),
+            utilisation=self.stage_shares[self.group_of(index)].compute,
+            shares=self.stage_shares[self.group_of(index)],
+            cut=None if is_last or self.has_groups else self._cut(index),
         )
 
     def _cut(self, index: int) -> Cut:
@@ -241,9 +272,10 @@ class PlanAnalysis:
         def iteration_ms(at: int) -> float | None:
             if at == stages[index].layers.stop:
                 return self.iteration_ms
-            if len(self.items) * self.num_stages > MAX_CUT_ITEMS:
+            run = self.run
+            if isinstance(run, GroupTimeline) or len(self.items) * self.num_stages > MAX_CUT_ITEMS:
                 return None
-            return shifted_ms(self.cost, stages, self.run.order_SM2, index, at)
+            return shifted_ms(self.cost, stages, run.order_SM2, index, at)
 
         return find_cut(
             self.cost, stages[index], stages[index + 1], self.plan.microbatches, iteration_ms
@@ -252,9 +284,17 @@ class PlanAnalysis:
     @cached_property
     def bottleneck(self) -> Bottleneck:
         """The busiest stage or link."""
+        if self.has_groups:
+            return find_group_bottleneck(
+                [shares.compute for shares in self.stage_shares], self.shares, self.iteration_ms
+            )
         return find_bottleneck(
             self.shown_costs, self.shares, self.plan.microbatches, self.iteration_ms
         )
+
+    def group_of(self, stage: int) -> int:
+        """The number of a stage's group."""
+        return int(self.items.group_of_S[stage])
 
     @cached_property
     def has_speeds(self) -> bool:

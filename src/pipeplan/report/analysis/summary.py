@@ -5,12 +5,13 @@ page: for each stage its blocks, then its channel's transfers forward and backwa
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cost import Floats, prefix_sums
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, Items
+from pipeplan.report.analysis.items import ALL_REDUCE, BACKWARD, FORWARD, Items
 from pipeplan.report.analysis.memory import StageMemory
 from pipeplan.simulator import Codes
 
@@ -32,8 +33,8 @@ class TimelineSummary:
     """The part of the bin in which the lane is busy, from 0 to `WHOLE`."""
     backward_RK: NDArray[np.uint8]
     """The part of the bin in which the lane runs backwards, likewise."""
-    in_flight_SK: Codes
-    """The most microbatches that a stage holds in a bin."""
+    in_flight_SK: Codes | Floats
+    """The most microbatches that a stage holds in a bin, or bytes that a group does."""
 
 
 def summarise(
@@ -41,20 +42,21 @@ def summarise(
 ) -> TimelineSummary:
     """The summary of a timeline; its size depends on the number of stages alone."""
     num_lanes = 3 * items.num_stages - 2
+    is_grouped = items.num_groups < items.num_stages
     num_bins = min(MOST_BINS, max(LEAST_BINS, MOST_VALUES // num_lanes))
     edges_ms = np.linspace(0.0, iteration_ms, num_bins + 1)
     busy = np.zeros((num_lanes, num_bins), dtype=np.uint8)
     backward = np.zeros((num_lanes, num_bins), dtype=np.uint8)
-    in_flight = np.zeros((items.num_stages, num_bins), dtype=np.int32)
-    for stage in range(items.num_stages):
+    in_flight = np.zeros((items.num_groups, num_bins), dtype=memory[0].in_flight.dtype)
+    for stage in range(items.num_groups):
         lane, blocks = 3 * stage, items.blocks_of(stage)
         kind, start_ms = items.kind_N[blocks], items.start_ms_N[blocks]
         end_ms = items.end_ms_N[blocks]
         busy[lane] = _busy_parts(start_ms, end_ms, edges_ms)
-        these = kind == BACKWARD
+        these = (kind == BACKWARD) | (kind > ALL_REDUCE)
         backward[lane] = _busy_parts(start_ms[these], end_ms[these], edges_ms)
         in_flight[stage] = _most_in_bins(memory[stage], edges_ms)
-        if stage + 1 < items.num_stages:
+        if stage + 1 < items.num_stages and not is_grouped:
             for direction in (FORWARD, BACKWARD):
                 sent = items.transfers_of(stage, direction)
                 busy[lane + 1 + direction] = _busy_parts(
@@ -81,10 +83,10 @@ def _busy_parts(start_ms: Floats, end_ms: Floats, edges_ms: Floats) -> NDArray[n
     return rounded
 
 
-def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes:
-    """The most microbatches held in each bin, those held when it begins included."""
+def _most_in_bins(memory: StageMemory, edges_ms: Floats) -> Codes | Floats:
+    """The most that is held in each bin, what is held when it begins included."""
     at_edges = np.searchsorted(memory.times_ms, edges_ms, side="right") - 1
     at_edges[0] = 0  # all that happens at the very start
     most = np.maximum.reduceat(memory.in_flight, at_edges[:-1])  # without the last of each bin
     most = np.maximum(most, memory.in_flight[at_edges[1:]])
-    return most.astype(np.int32)
+    return cast("Codes | Floats", most.astype(memory.in_flight.dtype))

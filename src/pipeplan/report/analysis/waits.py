@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, NOTHING, Items
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, INPUT, NOTHING, Items
 from pipeplan.simulator import Codes
 
 __all__ = ["SAME_INSTANT_MS", "follow_back", "waited_for"]
@@ -27,49 +27,66 @@ SAME_INSTANT_MS = 1e-9
 def waited_for(items: Items, *, half_duplex: bool) -> Codes:
     """For each item the number of the one that it waited for, or `NOTHING`."""
     waits = np.full(len(items), NOTHING, dtype=np.int32)
-    for stage in range(items.num_stages):
-        _set_block_waits(items, stage, waits)
+    for group in range(items.num_groups):
+        _set_block_waits(items, group, waits)
+        _set_reduce_waits(items, group, waits)
     for lane in _channel_lanes(items, half_duplex):
         _set_transfer_waits(items, lane, waits)
-    num_blocks = 2 * items.num_microbatches
-    lasts = np.arange(num_blocks - 1, items.first_transfer, num_blocks, dtype=np.int32)
-    waits[items.first_all_reduce :] = lasts
     return waits
 
 
-def _set_block_waits(items: Items, stage: int, waits: Codes) -> None:
+def _set_block_waits(items: Items, group: int, waits: Codes) -> None:
     """A block waits for the block before it, or for the transfer that brings its input."""
-    mine = items.blocks_of(stage)
-    kind, microbatch = items.kind_N[mine], items.microbatch_N[mine]
+    mine = items.blocks_of(group)
+    kind, microbatch, stage = items.kind_N[mine], items.microbatch_N[mine], items.place_N[mine]
     previous = np.arange(mine.start - 1, mine.stop - 1, dtype=np.int32)
     previous_end_ms = items.end_ms_N[previous]
     previous[0], previous_end_ms[0] = NOTHING, -np.inf
     waits[mine] = previous
     for direction, channel in ((FORWARD, stage - 1), (BACKWARD, stage)):
-        if not 0 <= channel < items.num_stages - 1:
-            continue  # the first stage makes its input; the last turns forwards round
-        these = np.flatnonzero(kind == direction)
-        arrival = items.transfer_number_2CM[direction, channel, microbatch[these]]
+        runs = (kind == FORWARD) if direction == FORWARD else (kind == BACKWARD) | (kind == INPUT)
+        # The first stage makes its input; the last turns forwards round.
+        these = np.flatnonzero(runs & (channel >= 0) & (channel < items.num_stages - 1))
+        if not len(these):
+            continue
+        arrival = items.transfer_number_2CM[direction, channel[these], microbatch[these]]
         later = items.end_ms_N[arrival] > previous_end_ms[these] + SAME_INSTANT_MS
+        later &= arrival != NOTHING  # inside a group nothing is sent
         waits[mine.start + these[later]] = arrival[later]
+
+
+def _set_reduce_waits(items: Items, group: int, waits: Codes) -> None:
+    """An all-reduce waits for the last block of its stage, or for the ring to become free."""
+    mine = items.blocks_of(group)
+    before = NOTHING
+    for number in items.reduces_of(group).tolist():
+        stage = items.place_N[number]
+        last = mine.start + int(np.flatnonzero(items.place_N[mine] == stage)[-1])
+        is_first = number == items.parts_of(int(stage)).start
+        starts_ms = items.start_ms_N[number]
+        queued = before != NOTHING and items.end_ms_N[before] >= starts_ms - SAME_INSTANT_MS
+        ready_ms = items.end_ms_N[last] if is_first else starts_ms
+        held = queued and (not is_first or items.end_ms_N[before] > ready_ms + SAME_INSTANT_MS)
+        waits[number] = before if held else last
+        before = number
 
 
 def _channel_lanes(items: Items, half_duplex: bool) -> Iterator[Codes]:
     """The transfers that exclude each other, in the order in which they are sent."""
+    lanes: dict[tuple[int, int], list[Codes]] = {}
     for channel in range(items.num_stages - 1):
-        there, back = (
-            np.arange(lane.start, lane.stop, dtype=np.int32)
-            for lane in (
-                items.transfers_of(channel, FORWARD),
-                items.transfers_of(channel, BACKWARD),
-            )
-        )
-        if half_duplex:
-            both = np.concatenate([there, back])
-            yield both[np.lexsort((items.end_ms_N[both], items.start_ms_N[both]))]
+        ends = int(items.group_of_S[channel]), int(items.group_of_S[channel + 1])
+        for direction, pair in ((FORWARD, ends), (BACKWARD, ends[::-1])):
+            lane = items.transfers_of(channel, direction)
+            key = (min(pair), max(pair)) if half_duplex else pair
+            if lane.stop > lane.start:
+                lanes.setdefault(key, []).append(np.arange(lane.start, lane.stop, dtype=np.int32))
+    for parts in lanes.values():
+        if len(parts) == 1:
+            yield parts[0]
         else:
-            yield there
-            yield back
+            both = np.concatenate(parts)
+            yield both[np.lexsort((items.end_ms_N[both], items.start_ms_N[both]))]
 
 
 def _set_transfer_waits(items: Items, lane: Codes, waits: Codes) -> None:

@@ -3,9 +3,9 @@ const view = byId("view"), spacer = byId("spacer"), canvas = byId("timeline"), t
 const context = canvas.getContext("2d");
 const memoryCanvas = byId("memory"), memoryContext = memoryCanvas.getContext("2d");
 const HEAD = 40, THIN = 7, GAP = 3;
-const numDevices = data.stages.reduce((sum, stage) => sum + stage.devices.length, 0);
+const numDevices = groups.reduce((sum, group) => sum + group.devices.length, 0);
 const state = {
-  from: 0, to: total || 1, byDevice: !summary && (numDevices <= 32 || numDevices === S), transfers: true, critical: false,
+  from: 0, to: total || 1, byDevice: !summary && (numDevices <= 32 || numDevices === G), transfers: true, critical: false,
   follow: NOTHING, focus: NOTHING, focusLane: 0, cursor: null, printing: false,
   engaged: false, // after a click the wheel zooms, until the pointer leaves
 };
@@ -13,8 +13,8 @@ let colours = {}, lanes = [], lanesHeight = 0, width = 0, height = 0, labels = 0
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["card", "text", "quiet", "line", "lane", "forward", "backward", "reduce", "there",
-    "back", "slowed", "critical", "accent", "bad", "on-forward", "on-backward", "on-reduce"]) colours[name] = style.getPropertyValue("--" + name).trim();
+  for (const name of ["card", "text", "quiet", "line", "lane", "forward", "backward", "weight", "reduce", "there",
+    "back", "slowed", "critical", "accent", "bad", "on-forward", "on-backward", "on-weight", "on-reduce"]) colours[name] = style.getPropertyValue("--" + name).trim();
   colours.mixes = [0, 0.25, 0.5, 0.75, 1].map((part) => mix(colours.forward, colours.backward, part));
 }
 function mix(a, b, part) {
@@ -27,20 +27,24 @@ function layOut() {
   lanes = [];
   let y = 0;
   const add = (lane, tall) => { lanes.push({ ...lane, y, height: tall }); y += tall + GAP; };
-  const tall = S > 24 || (state.byDevice && numDevices > 16) ? 18 : 24;
-  data.stages.forEach((stage, n) => {
-    const first = summary ? 0 : n * 2 * M, count = summary ? 0 : 2 * M, reduce = FIRST_REDUCE + n;
+  const tall = G > 24 || (state.byDevice && numDevices > 16) ? 18 : 24;
+  groups.forEach((group, n) => {
+    const first = given ? given.first_block[n] : summary ? 0 : n * 2 * M;
+    const count = given ? given.first_block[n + 1] - first : summary ? 0 : 2 * M, reduces = reducesOf(n);
+    const done = Math.max(count ? end[first + count - 1] : 0, ...reduces.map((i) => end[i]));
+    const lane = { first, count, reduces, done, stage: n, row: 3 * n };
     if (state.byDevice) {
-      stage.devices.forEach((device, k) => add({ first, count, reduce, stage: n, row: 3 * n, pace: device.pace,
-        label: shown(device.name), chip: k === 0 ? String(n) : "" }, tall));
+      group.devices.forEach((device, k) => add({ ...lane, pace: device.pace, label: shown(device.name), chip: k === 0 ? String(n) : "" }, tall));
     } else {
-      const many = stage.devices.length > 1 ? ` ×${stage.devices.length}` : "";
-      add({ first, count, reduce, stage: n, row: 3 * n, pace: 1, label: `stage ${n}${many}`, chip: String(n) }, tall);
+      const many = group.devices.length > 1 ? ` ×${group.devices.length}` : "";
+      add({ ...lane, pace: 1, label: `${noun} ${n}${many}`, chip: String(n) }, tall);
     }
-    if (state.transfers && n < C) {
+    for (const c of state.transfers && !(summary && data.groups) ? group.stages : []) {
+      if (c >= C || groupOf[c] === groupOf[c + 1]) continue;
       for (const direction of [FORWARD, BACKWARD]) {
-        add({ first: summary ? 0 : FIRST_TRANSFER + (2 * n + direction) * M, count: summary ? 0 : M, reduce: NOTHING,
-          stage: n, row: 3 * n + 1 + direction, pace: 1, thin: true, direction, label: direction === FORWARD ? `${n} → ${n + 1}` : `${n} ← ${n + 1}` }, THIN);
+        const sent = given ? given.first_sent[2 * c + direction] : FIRST_TRANSFER + (2 * c + direction) * M;
+        add({ first: summary ? 0 : sent, count: summary ? 0 : M, reduces: [], done: 0,
+          stage: c, row: 3 * c + 1 + direction, pace: 1, thin: true, direction, label: direction === FORWARD ? `${c} → ${c + 1}` : `${c} ← ${c + 1}` }, THIN);
       }
     }
     y += state.transfers ? 2 : 0;
@@ -106,19 +110,20 @@ function busyUntil(time, lane) {
   const i = firstEndingAfter(time, lane.first, lane.first + lane.count);
   const part = i < lane.first + lane.count ? Math.max(time - start[i], 0) : 0;
   return [busyBefore[i] - busyBefore[lane.first] + part,
-    backBefore[i] - backBefore[lane.first] + (i < ITEMS && kind[i] === BACKWARD ? part : 0)];
+    backBefore[i] - backBefore[lane.first] + (i < ITEMS && isBack(i) ? part : 0)];
 }
 function laneAt(y) {
   for (let k = 0; k < lanes.length; k++) if (y >= lanes[k].y - 1 && y < lanes[k].y + lanes[k].height + GAP - 1) return k;
   return -1;
 }
 function laneOf(i) {
-  return lanes.findIndex((lane) => (i >= lane.first && i < lane.first + lane.count) || i === lane.reduce);
+  return lanes.findIndex((lane) => (i >= lane.first && i < lane.first + lane.count) || lane.reduces.includes(i));
 }
 function itemAt(lane, time) {
-  if (lane.reduce !== NOTHING && time >= start[lane.reduce] && time < end[lane.reduce]) return lane.reduce;
   const i = firstEndingAfter(time, lane.first, lane.first + lane.count);
-  return i < lane.first + lane.count && start[i] <= time ? i : NOTHING;
+  if (i < lane.first + lane.count && start[i] <= time) return i;
+  const reduce = lane.reduces.find((k) => time >= start[k] && time < end[k]);
+  return reduce === undefined ? NOTHING : reduce;
 }
 
 // The same from a summary: whole bins, and a part of the bin that holds the time.

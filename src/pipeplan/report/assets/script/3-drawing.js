@@ -1,6 +1,8 @@
 // The timeline on its canvas.
-const rects = { forward: [], backward: [], there: [], back: [], reduce: [], slowed: [] };
-const texts = [];
+const rects = { forward: [], backward: [], weight: [], there: [], back: [], reduce: [], slowed: [] };
+const texts = [], stripes = [];
+const NAMES = ["forward", "backward", "reduce", "backward", "weight"]; // the colours of kinds
+const STRIPE = 3; // its colour tells the stage, where a lane has several
 
 function draw() {
   const top = state.printing ? 0 : view.scrollTop;
@@ -47,23 +49,33 @@ function drawLane(lane, y) {
       if (start[i] > state.to) break;
       const x = xOf(start[i]), wide = (end[i] - start[i]) * perMs * lane.pace;
       const shown = wide > 3 ? wide - 0.8 : Math.max(wide, 0.5); // the gap tells neighbours apart
-      rects[name || (kind[i] === FORWARD ? "forward" : "backward")].push(x, y, shown, lane.height);
+      rects[name || NAMES[kind[i]]].push(x, y, shown, lane.height);
+      if (!lane.thin && groups[lane.stage].stages.length > 1) stripes.push(x, y + lane.height - STRIPE, shown, place[i]);
       if (slowed.has(i)) rects.slowed.push(x, y + lane.height - 2, shown, 2);
       if (!lane.thin && wide > 12) addText(i, x, wide, y, lane.height);
     }
   }
-  if (lane.reduce !== NOTHING && end[lane.reduce] > state.from && end[lane.reduce] > start[lane.reduce]) {
-    const x = xOf(start[lane.reduce]), wide = xOf(end[lane.reduce]) - x;
-    rects.reduce.push(x, y, Math.max(wide, 1), lane.height);
-    if (slowed.has(lane.reduce)) rects.slowed.push(x, y + lane.height - 2, Math.max(wide, 1), 2);
+  const computed = lane.count ? end[last - 1] : 0;
+  for (const i of lane.reduces) {
+    if (end[i] <= state.from || end[i] <= start[i]) continue;
+    if (start[i] < computed) { // beside computing: a line above the blocks
+      const x = xOf(start[i]);
+      rects.reduce.push(x, y, Math.max(xOf(Math.min(end[i], computed)) - x, 1), 2.5);
+    }
+    const x = xOf(Math.max(start[i], computed)), wide = xOf(end[i]) - x;
+    if (wide <= 0) continue;
+    rects.reduce.push(x, y, Math.max(wide - (lane.reduces.length > 1 && wide > 4 ? 0.8 : 0), 1), lane.height);
+    if (slowed.has(i)) rects.slowed.push(x, y + lane.height - 2, Math.max(wide, 1), 2);
     if (wide > 66) texts.push("all-reduce", x + wide / 2, y + lane.height / 2, -1, "on-reduce");
   }
 }
 function addText(i, x, wide, y, tall) {
   // With its letter if the longest number fits beside it, so that neighbours look alike.
-  const text = wide > (String(M - 1).length + 1) * 6.8 + 5 ? code(i) : String(microbatch[i]);
+  const several = groups[groupOf[place[i]]].stages.length > 1, letters = several ? String(S - 1).length + 1 : 1;
+  const short = several ? place[i] + LETTERS[kind[i]] : String(microbatch[i]);
+  const text = wide > (String(M - 1).length + letters) * 6.8 + 5 ? longCode(i) : short;
   const left = Math.max(x, labels), right = Math.min(x + wide, width - 8);
-  if (right - left > text.length * 6.4 + 2) texts.push(text, (left + right) / 2, y + tall / 2, microbatch[i], kind[i] === FORWARD ? "on-forward" : "on-backward");
+  if (right - left > text.length * 6.4 + 2) texts.push(text, (left + right) / 2, y + tall / 2, microbatch[i], "on-" + NAMES[kind[i]]);
 }
 // Blocks below a pixel or two: how busy each column is, and how much of that is backward.
 function drawDensity(lane, y, name) {
@@ -97,6 +109,11 @@ function flush() {
     for (let k = 0; k < list.length; k += 4) context.fillRect(list[k], list[k + 1], list[k + 2], list[k + 3]);
     list.length = 0;
   }
+  for (let k = 0; k < stripes.length; k += 4) {
+    context.fillStyle = data.stages[stripes[k + 3]].colour;
+    context.fillRect(stripes[k], stripes[k + 1], stripes[k + 2], STRIPE);
+  }
+  stripes.length = 0;
 }
 function drawTexts(following) {
     context.font = "11px ui-sans-serif, system-ui, sans-serif";
@@ -118,18 +135,20 @@ function travel(m) {
     path.push(numberOf[slot(0, BACKWARD, n, m)]);
     if (n > 0) path.push(numberOf[slot(1, BACKWARD, n - 1, m)]);
   }
-  return path;
+  return path.filter((i) => i !== NOTHING); // inside a group nothing is sent
 }
 function drawMicrobatch(top) {
   drawPath(travel(state.follow), colours.accent, 1.2, top, [3, 3]);
   for (const lane of lanes) {
     const y = HEAD + lane.y - top;
     if (y > height || y + lane.height < HEAD) continue;
-    for (const direction of lane.thin ? [lane.direction] : [FORWARD, BACKWARD]) {
-      const i = numberOf[slot(lane.thin ? 1 : 0, direction, lane.stage, state.follow)];
+    const mine = lane.thin ? [numberOf[slot(1, lane.direction, lane.stage, state.follow)]]
+      : groups[lane.stage].stages.flatMap((n) => [numberOf[slot(0, FORWARD, n, state.follow)],
+        numberOf[slot(0, BACKWARD, n, state.follow)], weightOf.get(n * M + state.follow) ?? NOTHING]);
+    for (const i of mine) {
+      if (i === NOTHING) continue;
       const x = xOf(start[i]), wide = Math.max((xOf(end[i]) - x) * lane.pace, 2.5);
-      const names = lane.thin ? ["there", "back"] : ["forward", "backward"];
-      rects[names[direction]].push(x, y, wide, lane.height);
+      rects[lane.thin ? ["there", "back"][lane.direction] : NAMES[kind[i]]].push(x, y, wide, lane.height);
     }
   }
   flush();
@@ -141,7 +160,7 @@ function drawPath(path, colour, wide, top, dash = []) {
     const key = lane.thin ? `t${lane.stage}${lane.direction}` : `s${lane.stage}`;
     if (!levels.has(key)) levels.set(key, HEAD + lane.y + lane.height * (lane.thin ? 0.5 : 0.86) - top);
   });
-  const yOf = (i) => levels.get(isTransfer(i) ? `t${place[i]}${kind[i]}` : `s${place[i]}`);
+  const yOf = (i) => levels.get(isTransfer(i) ? `t${place[i]}${kind[i]}` : `s${groupOf[place[i]]}`);
   for (const [style, extra] of [[colours.card, dash.length ? 0 : 2.5], [colour, 0]]) {
     if (style === colours.card && !extra) continue;
     context.strokeStyle = style;

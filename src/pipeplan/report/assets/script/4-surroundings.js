@@ -12,7 +12,7 @@ function drawLabels(visible, top) {
   for (const lane of visible) {
     const y = HEAD + lane.y + lane.height / 2 - top + 0.5;
     if (lane.chip) {
-      context.fillStyle = data.stages[lane.stage].colour;
+      context.fillStyle = data.stages[groups[lane.stage].stages[0]].colour;
       context.beginPath();
       context.roundRect(0, y - 8, 24, 16, 5);
       context.fill();

@@ -1,9 +1,9 @@
-// Memory over time: a row for the devices of a stage that need the same, their names beside it.
+// Memory over time: a row for the devices of a group that need the same, their names beside it.
 const ROW = 60, MOST_PRINTED_ROWS = 200;
 const memoryRows = [];
-data.stages.forEach((stage, n) => {
+groups.forEach((group, n) => {
   const rows = new Map();
-  for (const device of stage.devices) {
+  for (const device of group.devices) {
     const key = JSON.stringify([device.base_gb, device.per_microbatch_gb, device.limit_gb]);
     if (!rows.has(key)) rows.set(key, { ...device, stage: n, names: [] });
     rows.get(key).names.push(shown(device.name));
@@ -11,16 +11,19 @@ data.stages.forEach((stage, n) => {
   memoryRows.push(...rows.values());
 });
 
-// The steps of a stage: from each time on it holds so many microbatches. A summary has a step a bin.
+// The steps of a stage: from each time on it holds so many microbatches. A summary has a step a bin. A group
+// holds bytes, and has two steps a block: while it runs, and once it has ended.
 const memoryTime = (i) => (kind[i] === FORWARD ? start[i] : end[i]);
 const STEPS = summary ? bins : 2 * M;
-const inFlight = summary ? unpack(summary.in_flight, Int32Array) : new Int32Array(FIRST_TRANSFER);
-for (let i = 0; i < FIRST_TRANSFER; i++) {
+const inFlight = given ? unpack(given.held, Float64Array)
+  : summary ? unpack(summary.in_flight, data.groups ? Float64Array : Int32Array) : new Int32Array(FIRST_TRANSFER);
+for (let i = 0; i < FIRST_TRANSFER && !given; i++) {
   inFlight[i] = (i % STEPS ? inFlight[i - 1] : 0) + (kind[i] === FORWARD ? 1 : -1);
 }
-const stepTime = (i) => (summary ? (i % STEPS) * binMs : memoryTime(i));
+const stepTime = (i) => (given ? (i % 2 ? end : start)[i >> 1] : summary ? (i % STEPS) * binMs : memoryTime(i));
+const firstStep = (g) => (given ? 2 * given.first_block[g] : g * STEPS);
 function firstStepAfter(stage, time) {
-  let low = stage * STEPS, high = low + STEPS;
+  let low = firstStep(stage), high = firstStep(stage + 1);
   while (low < high) {
     const middle = (low + high) >> 1;
     if (stepTime(middle) <= time) low = middle + 1; else high = middle;
@@ -29,7 +32,7 @@ function firstStepAfter(stage, time) {
 }
 function heldAt(stage, time) {
   const next = firstStepAfter(stage, time);
-  return next > stage * STEPS ? inFlight[next - 1] : 0;
+  return next > firstStep(stage) ? inFlight[next - 1] : 0;
 }
 
 let memoryHeight = 0;
@@ -58,7 +61,7 @@ function drawMemoryRow(row, base, tall) {
   target.fillRect(labels, base - tall, right - labels, tall);
   drawMemoryCurve(row, base, (held) => base - tall * (row.base_gb + held * row.per_microbatch_gb) / most);
   target.globalAlpha = 0.75;
-  target.fillStyle = over ? colours.bad : data.stages[row.stage].colour;
+  target.fillStyle = over ? colours.bad : data.stages[groups[row.stage].stages[0]].colour;
   target.fill();
   target.globalAlpha = 1;
   if (row.limit_gb !== null && row.limit_gb <= most) {
@@ -84,7 +87,7 @@ function drawMemoryRow(row, base, tall) {
 }
 // The path of one row; steps within one column of pixels are drawn as their peak.
 function drawMemoryCurve(row, base, yOf) {
-  const target = memoryContext, first = row.stage * STEPS, last = first + STEPS;
+  const target = memoryContext, first = firstStep(row.stage), last = firstStep(row.stage + 1);
   const low = firstStepAfter(row.stage, state.from);
   let x = labels, y = yOf(low > first ? inFlight[low - 1] : 0), peak = y;
   target.beginPath();

@@ -1,11 +1,12 @@
 // What the pointer and the keys find, in words.
+const WORDS = ["forward", "backward", "", "input gradient", "weight gradient"];
 function describe(i) {
   const lines = [`${ms(start[i])} to ${ms(end[i])}, takes ${ms(end[i] - start[i])}`];
   if (isBlock(i)) {
-    const names = data.stages[place[i]].devices.slice(0, 4).map((device) => shown(device.name));
-    const count = data.stages[place[i]].devices.length;
+    const devices = groups[groupOf[place[i]]].devices, count = devices.length;
+    const names = devices.slice(0, 4).map((device) => shown(device.name));
     const many = count > 3 ? `${names.slice(0, 3).join(", ")} and ${count - 3} more` : names.join(", ");
-    lines.push(`microbatch ${microbatch[i]} ${kind[i] === FORWARD ? "forward" : "backward"}, ${many}`);
+    lines.push(`microbatch ${microbatch[i]} ${WORDS[kind[i]]}, ${many}`);
   } else if (isTransfer(i)) lines.push(`microbatch ${microbatch[i]}, ${kind[i] === FORWARD ? "activations" : "gradients"}`);
   if (summary) return [nameOf(i), ...lines];
   if (waits[i] === NOTHING) lines.push("waited for nothing");
@@ -30,19 +31,19 @@ function describeBin(lane, time) {
   const lines = [`${ms(from)} to ${ms(from + binMs)}`, `busy ${(100 * busy / binMs).toFixed(0)} % of it`];
   if (lane.thin) return [`${lane.direction === FORWARD ? "activations" : "gradients"} ${lane.label}`, ...lines];
   if (busy > 0) lines.push(`${(100 * back).toFixed(0)} % of that backward`);
-  return [`stage ${lane.stage}`, ...lines];
+  return [`${noun} ${lane.stage}`, ...lines];
 }
 function describeGap(lane, time) {
   if (summary) return describeBin(lane, time);
   const last = lane.first + lane.count, next = firstEndingAfter(time, lane.first, last);
   if (lane.thin) return null;
-  if (time >= end[lane.reduce]) {
-    return [`stage ${lane.stage} idle`, `${ms(total - end[lane.reduce])} until the iteration ends`, `waits for ${nameOf(data.last)}`];
+  if (time >= lane.done) {
+    return [`${noun} ${lane.stage} idle`, `${ms(total - lane.done)} until the iteration ends`, `waits for ${nameOf(data.last)}`];
   }
   if (next >= last) return null;
   const from = next > lane.first ? end[next - 1] : 0;
   if (time < from) return null; // between a quick device's end and the slow one's
-  return [`stage ${lane.stage} idle`, `${ms(from)} to ${ms(start[next])}, ${ms(start[next] - from)}`, `${code(next)} waits for ${nameOf(waits[next])}`];
+  return [`${noun} ${lane.stage} idle`, `${ms(from)} to ${ms(start[next])}, ${ms(start[next] - from)}`, `${longCode(next)} waits for ${nameOf(waits[next])}`];
 }
 function showTip(lines, x, y) {
   if (!lines) { tip.hidden = true; return; }

@@ -94,10 +94,10 @@ function step(by) {
   if (summary) { pan(0.1 * by); return; }
   if (state.focus === NOTHING) { focusOn(lanes[0].first, 0); return; }
   const lane = lanes[state.focusLane], last = lane.first + lane.count - 1;
-  const reduces = lane.reduce !== NOTHING && end[lane.reduce] > start[lane.reduce];
+  const reduces = lane.reduces.filter((i) => end[i] > start[i]), at = reduces.indexOf(state.focus);
   let next = state.focus + by;
-  if (state.focus === lane.reduce) next = by < 0 ? last : lane.reduce;
-  else if (next > last) next = reduces ? lane.reduce : last;
+  if (at >= 0) next = at + by < 0 ? last : reduces[Math.min(at + by, reduces.length - 1)];
+  else if (next > last) next = reduces.length ? reduces[0] : last;
   focusOn(Math.max(next, lane.first), state.focusLane);
 }
 function changeLane(by) {
@@ -144,7 +144,7 @@ memoryCanvas.addEventListener("pointermove", (event) => {
   state.cursor = timeAt(x);
   const held = heldAt(row.stage, state.cursor);
   showTip([`${gb(row.base_gb + held * row.per_microbatch_gb)} on ${fitNames(row.names)}`,
-    `${ms(state.cursor)}, ${held} microbatch${held === 1 ? "" : "es"} in flight`], event.clientX, event.clientY);
+    `${ms(state.cursor)}${data.groups ? "" : `, ${held} microbatch${held === 1 ? "" : "es"} in flight`}`], event.clientX, event.clientY);
   redraw();
 });
 const fitNames = (names) => (names.length > 3 ? `${names[0]} and ${names.length - 1} like it` : names.join(", "));

@@ -13,7 +13,7 @@ window.addEventListener("beforeprint", () => print(true));
 window.addEventListener("afterprint", () => print(false));
 new ResizeObserver(() => { if (ownWidth() !== width) resize(); }).observe(view);
 byId("by-device").checked = state.byDevice;
-byId("by-device-label").hidden = numDevices === S || Boolean(summary);
+byId("by-device-label").hidden = numDevices === G || Boolean(summary);
 for (const id of ["critical-label", "microbatch-label"]) byId(id).hidden = Boolean(summary);
 byId("download-trace").hidden = !data.has_trace;
 readColours();
