@@ -31,8 +31,9 @@ __all__ = ["Scale", "choose_scale", "require_possible_sizes", "scale_plan"]
 
 SAFE_GB_PER_S = 0.4
 """All links together: above half a GB/s, the processors of a small machine are the bottleneck."""
-MEMORY_BYTES = 1.5e9
-"""Parameters and gradients of all ranks together."""
+MEMORY_BYTES = 0.4e9
+"""Parameters and gradients of all ranks together. Each step copies the gradients once: much more
+than this takes longer than the block in which it happens."""
 LEAST_MS, MOST_MS, MS_PER_MICROBATCH = 1200.0, 2500.0, 75.0
 """An iteration lasts about so long here. Each block and message costs up to a millisecond of the
 machine's own, which should not show."""
