@@ -188,16 +188,25 @@ class Bound:
             return math.inf if iteration_ms else 0.0
         return iteration_ms / self.lower_bound_ms - 1
 
-    def verdict(self, iteration_ms: float, schedule_bound_ms: float | None = None) -> str:
+    def verdict(
+        self,
+        iteration_ms: float,
+        schedule_bound_ms: float | None = None,
+        *,
+        other_plans: bool = False,
+    ) -> str:
         """The certificate in words.
 
         No schedule of the plan's stages takes less than `schedule_bound_ms`. So it is known how
-        much of the gap is the schedule's. The rest lies between the stages and the bound.
+        much of the gap is the schedule's. The rest lies between the stages and the bound. With
+        `other_plans` some were searched of which the bound does not speak.
         """
         gap = self.gap(iteration_ms)
         if gap == math.inf:
             return "no bound on the optimum"
         if gap < 1e-6:
+            if other_plans and self.scope is not BoundScope.FAMILIES:
+                return "optimal among plans with one stage a device"
             return "optimal"
         words = f"at most {100 * gap:.2g} % from the optimum"
         if not schedule_bound_ms:

@@ -15,10 +15,12 @@ class ChainMoves {
         : model_(model), random_(random), num_layers_(model.in.num_layers),
           num_devices_(model.in.num_devices) {}
 
-    // Changes the plan at random; false if the move is not possible.
+    // Changes the plan at random; false if the move is not possible, and the plan then of no use.
     bool make(ChainPlan& plan) {
         if (!make_one(plan)) return false;
-        if (random_.below(4) == 0) make_one(plan);
+        if (random_.below(4)) return true;
+        ChainPlan twice = plan;  // a move that fails may have changed something
+        if (make_one(twice)) plan = std::move(twice);
         return true;
     }
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
+constexpr double kBlocksPerLink = 0.1;   // and a look at one link
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -126,6 +127,12 @@ class ChainSearch {
     bool cost(const ChainPlan& plan) {
         const int M = model_.in.num_microbatches;
         const int few = std::min(M, kFewMicrobatches + plan.num_groups());
+        double num_links = 0.0;
+        for (const auto& devices : plan.devices) num_links += static_cast<double>(devices.size()) * devices.size();
+        for (int p = 0; p + 1 < plan.num_stages(); ++p)
+            num_links += static_cast<double>(plan.devices[plan.group[p]].size()) *
+                         plan.devices[plan.group[p + 1]].size();
+        spent_ += kBlocksPerLink * num_links;
         if (!cost_chain(model_, plan, few, chain_)) return false;
         rest_ = M - few;
         chain_.num_microbatches = M;

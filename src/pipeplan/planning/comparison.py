@@ -172,7 +172,7 @@ def _row(made: Attempt, limits: Limits) -> ComparisonRow:
         broken_constraint=made.broken.constraint,
         keeps_limits=_keeps(made, limits),
         num_stages=plan.num_stages,
-        num_devices=sum(stage.num_replicas for stage in plan.stages),
+        num_devices=plan.num_used_devices,
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
     )
 

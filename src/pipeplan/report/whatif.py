@@ -111,7 +111,7 @@ def _plans_table(answer: WhatIf, console: Console) -> Table:
             f"{predicted.bubble_fraction:.1%}",
             Text(f"{memory}!", style="red") if is_over else memory,
             str(plan.num_stages),
-            str(sum(stage.num_replicas for stage in plan.stages)),
+            str(plan.num_used_devices),
         )
     return table
 

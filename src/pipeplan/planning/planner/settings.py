@@ -190,7 +190,7 @@ devices; with fewer microbatches it found 1.5 %."""
 REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 8, range(33, 65)
 """The part of a search's budget that is spent where links have few different rates, as in hosts
 that are alike: the recursion on orders finds most of what there is. Small clusters get it all, and
-large ones need it: 256 devices in hosts came out 10 % slower."""
+large ones too, where a search is short for their size anyway."""
 MAX_CLASS_DEVICES = 24
 """Devices up to which classes of exchangeable ones are looked for, to plan on sets of devices."""
 MAX_SET_TRIPLES, MAX_SET_STEPS, SET_STEPS_PER_LAYER = 300_000, 2e9, 1.8

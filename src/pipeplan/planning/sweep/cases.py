@@ -154,7 +154,7 @@ def _row(case: SweepCase, made: Attempt) -> SweepRow:
         bubble_fraction=predicted.bubble_fraction,
         peak_memory_gb=max(predicted.peak_memory_gb.values()),
         num_stages=len(plan.stages),
-        num_devices=sum(stage.num_replicas for stage in plan.stages),
+        num_devices=plan.num_used_devices,
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
         fits_memory=made.broken.fits_memory,
         has_whole_samples=made.broken.has_whole_samples,

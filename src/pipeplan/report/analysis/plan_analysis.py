@@ -106,7 +106,8 @@ class PlanAnalysis:
         if self.has_groups:
             return bound.verdict(self.iteration_ms)
         own_ms = schedule_bound_ms(self.costs, self.plan.microbatches, self.iteration_ms)
-        return bound.verdict(self.iteration_ms, own_ms)
+        other_plans = {"positions", "split_backward", "shard_optimizer"} & self.plan.options.keys()
+        return bound.verdict(self.iteration_ms, own_ms, other_plans=bool(other_plans))
 
     # ------------------------------------------------------------------ items and waits
 
