@@ -232,7 +232,8 @@ class TestWholeSamples:
 
     def test_compare_ranks_what_keeps_the_limits_first(self):
         rows = compare(zoo.model("gpt2-xl"), zoo.cluster("4x2-10g"), 16, effort=0.1).rows
-        within = [r.fits_memory and r.has_whole_samples for r in rows if r.iteration_ms is not None]
+        rows = [r for r in rows if r.iteration_ms is not None]  # not all make a plan for this model
+        within = [r.fits_memory and r.has_whole_samples for r in rows]
         assert within == sorted(within, reverse=True)
         assert rows[0].planner == "best"
         assert {r.has_whole_samples for r in rows} == {r.fits_memory for r in rows} == {True, False}
