@@ -8,15 +8,16 @@ import pytest
 
 from command_line import run_command
 from instances import random_cluster, random_model
-from pipeplan import zoo
+from pipeplan import _core, zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.documents.files import read_plan, write_cluster, write_plan
 from pipeplan.errors import InputError
 from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import BoundScope, Stage, unpack_codes
-from pipeplan.planning.door import plan
+from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner.chain_bound import fixed_plan_bound_ms
+from pipeplan.planning.planner.chain_starts import chain_starts
 from pipeplan.profile import ModelProfile
 
 
@@ -123,6 +124,31 @@ def test_split_backwards_need_weight_gradients(tmp_path):
 def test_wrong_positions_are_refused(given):
     with pytest.raises(InputError, match="positions: "):
         plan(zoo.model("vgg19"), own_links("4x2-10g"), 4, positions=given)
+
+
+def test_searches_only_look_at_whole_plans():
+    """Two moves at once: if the second one fails, nothing of it may stay."""
+    rng = random.Random(5)
+    for seed in range(30):
+        model, cluster = split_model(rng, rng.randint(3, 6)), random_cluster(rng, 4)
+        problem = make_problem(model, cluster, 3, divisible=True, split_backward=True)
+        chains = _core.ChainModel(
+            instance=problem.kernel_instance(),
+            weight_ms=[layer.weight_grad_ms for layer in model.layers],
+            input_ms=[layer.backward_ms - layer.weight_grad_ms for layer in model.layers],
+            kept_bytes=[layer.weight_grad_bytes for layer in model.layers],
+            max_positions=4,
+        )
+        starts = chain_starts(chains, problem.cost, [], max_positions=4, is_split=True)
+        for _, _, found, _ in _core.search_chains(chains, starts, seed, 3, 1e5, 1e4, 2, 1):
+            again = _core.ChainPlan(
+                chains,
+                devices=found.devices,
+                group=found.group,
+                end_layer=found.end_layer,
+                is_split=found.is_split,
+            )
+            assert again.end_layer == found.end_layer
 
 
 # ------------------------------------------------------------------------ published orders

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.cost import BYTES_IN_GB, CostModel
-from pipeplan.group_costs import group_costs
+from pipeplan.cost import BYTES_IN_GB, CostModel, Floats
+from pipeplan.group_costs import GroupCosts, group_costs
 from pipeplan.pipeline import Plan, Stage, groups_of, unpack_codes
 
 __all__ = ["chain_of_plan", "fixed_plan_bound_ms"]
@@ -42,14 +42,27 @@ def chain_of_plan(plan: Plan, cost: CostModel) -> _core.Chain:
         weight_ms=weight.tolist(),
         there_ms=[*costs.send_forward_ms_C.tolist(), 0.0],
         back_ms=[*costs.send_backward_ms_C.tolist(), 0.0],
-        # Of several parts only the last one comes after the last block for sure.
-        reduce_ms=np.where(costs.num_parts_S > 0, costs.part_ms_S, 0.0).tolist(),
+        reduce_ms=_reduce_ms(costs).tolist(),
         is_split=is_split.tolist(),
         held_bytes=held,
         kept_bytes=np.where(is_split, kept, 0.0).tolist(),
         room_bytes=_rooms(plan, cost),
         half_duplex=cost.half_duplex,
     )
+
+
+def _reduce_ms(costs: GroupCosts) -> Floats:
+    """What is left of each all-reduce when the stage's last block ends, at least.
+
+    That is its last part. And of all parts together, at most what fits between the end of the first
+    1/p of the block and its end is done by then.
+    """
+    parts_S = np.maximum(costs.num_parts_S, 1)
+    last_ms_S = np.nanmax(costs.length_ms_S4[:, 1:], axis=1)
+    within_ms_S = last_ms_S * (1 - 1 / parts_S)
+    left_ms_S = np.maximum(costs.part_ms_S, costs.part_ms_S * parts_S - within_ms_S)
+    reduced: Floats = np.where(costs.num_parts_S > 0, left_ms_S, 0.0)
+    return reduced
 
 
 def _split_stages(plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
