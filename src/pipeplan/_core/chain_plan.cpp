@@ -88,8 +88,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
     }
     for (int p = 0; p < P; ++p) {
         const int g = plan.group[p], first = plan.first_layer(p), end = plan.end_layer[p];
-        if (end <= first || end > in.num_layers) return false;  // no layers are left to the stage
-        if (++num_positions[g] > model.max_positions) return false;
+        if (end <= first || ++num_positions[g] > model.max_positions) return false;
         ForwardBackward work{rate[g] * in.forward_ms(first, end), rate[g] * in.backward_ms(first, end)};
         if (in.has_measured()) work = measured_work(in, shares[g].paces, first, end, false);
         chain.forward_ms[p] = work.forward;
