@@ -20,7 +20,7 @@ from instances import (
 from oracles import compositions
 from pipeplan import _core, zoo
 from pipeplan.checker import check
-from pipeplan.cluster import Cluster, Device
+from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
@@ -487,3 +487,14 @@ def test_relaxed_bound_is_below_the_plan():
         assert relaxed_bound_ms(
             cost.kernel_instance(8), buckets_of(cost), np.inf, 2
         ) <= made.iteration_ms * (1 + 1e-9)
+
+
+def test_a_proof_by_small_sets_ends_after_the_highest_limit():
+    """It went on for ever: a proof ends a few instants below its limit, never at it."""
+    cluster = expand_hosts(
+        "4x4",
+        (HostGroup(count=4, devices=4, bandwidth_gb_per_s=12),),
+        between_hosts_gb_per_s=3.125,
+    )
+    made = plan(zoo.model("vgg19"), cluster, 16, divisible=True, time_limit_s=60)
+    assert made.bound.gap(made.iteration_ms) < 1e-6

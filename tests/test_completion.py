@@ -15,6 +15,7 @@ import pytest
 
 from pipeplan.commands import names
 from pipeplan.commands.group import TABLE, commands
+from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.interop.exporting import FORMATS
 from pipeplan.planning.registry import PLANNERS
 from pipeplan.schedules import SCHEDULES
@@ -24,7 +25,7 @@ PIPEPLAN = Path(sys.executable).with_name("pipeplan")
 
 def test_names_are_those_of_the_registries():
     assert tuple(PLANNERS) == names.PLANNER_NAMES
-    assert tuple(SCHEDULES) == names.SCHEDULE_NAMES
+    assert (*SCHEDULES, *GROUP_SCHEDULES) == names.SCHEDULE_NAMES
     assert set(names.EXPORT_FORMATS) == {*FORMATS, "chrome-trace"}
 
 

@@ -31,7 +31,7 @@ def run(capfd, monkeypatch, tmp_path):
 
 @pytest.fixture
 def plan_file(tmp_path) -> Path:
-    made = door.plan(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 2, "spp")
+    made = door.plan(zoo.model("vgg19"), zoo.cluster("4x2-10g-no-shared-card"), 2, "spp")
     files.write_plan(made, tmp_path / "p.json")
     files.write_model(made.model, tmp_path / "m.json")
     files.write_cluster(made.cluster, tmp_path / "c.json")

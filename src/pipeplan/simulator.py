@@ -70,7 +70,9 @@ def run_plan(plan: Plan, cost: CostModel | None = None) -> tuple[PipelineCosts, 
     `cost` is the cost model of the plan's own inputs, for callers that have it already.
     """
     if plan.uses_families:
-        raise ScheduleError("schedule: plans of the second version cannot be simulated yet")
+        raise ScheduleError(
+            "schedule: has blocks of groups or split backwards, which `group_simulator` runs"
+        )
     cost = cost or CostModel(plan.model, plan.cluster)
     costs = cost.pipeline_costs(plan.stages)
     codes = _complete_codes(plan.schedule, plan.microbatches, len(plan.stages))

@@ -15,7 +15,7 @@ from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Plan, Schedule
-from pipeplan.planning.baselines import BASELINES
+from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
 from pipeplan.planning.baselines.view import chained_ranks, view_cluster
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import Problem
@@ -77,7 +77,7 @@ def check_random(seed: int) -> None:
 
 class TestValidity:
     def test_the_names(self):
-        assert tuple(BASELINES) == NAMES
+        assert tuple(BASELINES) == (*NAMES, *GROUP_BASELINES)
 
     def test_random_instances(self):
         for seed in range(0, 1200, 11):

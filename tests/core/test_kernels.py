@@ -216,11 +216,13 @@ def test_ctrl_c_ends_a_kernel_within_half_a_second(num_threads):
     alike = tuple(replace(device, speed=1.0) for device in cluster.devices)
     one_speed = CostModel(model, replace(cluster, devices=alike)).kernel_instance(64)
     start = _core.PlacedPlan(made, [layers], [[0]])
+    many = 120  # with fewer devices the partition ends by itself in half a second
+    large = CostModel(model, random_cluster(rng, many)).kernel_instance(64)
     for kernel in (
         lambda: _core.plan_on_order(made, sizes, 16, np.inf, 1, num_threads),
         lambda: _core.relaxed_bound(one_speed, sizes, 16, np.inf, num_threads),
         lambda: _core.local_search(made, [start] * 3, 0, 1e15, 0.0, num_threads),
-        lambda: _core.partition(made, devices, np.inf, num_threads),
+        lambda: _core.partition(large, many, np.inf, num_threads),
     ):
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         began_s = time.monotonic()

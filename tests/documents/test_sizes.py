@@ -132,7 +132,9 @@ def test_the_schedule_is_found_wherever_it_stands(text, indent):
     packed = json_text.parse_json(data, pack_schedule=True)
     schedule = packed.pop("schedule")
     if isinstance(schedule, json_text.PackedOrders):
-        assert [order.tolist() for order in schedule.codes] == [[0, 1, -1, -2]]
+        (order,) = schedule.orders
+        assert bytes(order.letters) == b"FFBB"
+        assert (order.microbatches.tolist(), order.stages) == ([0, 1, 0, 1], None)
     else:
         assert "\\u" in text
         assert schedule == ORDERS

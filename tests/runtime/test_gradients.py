@@ -18,12 +18,12 @@ class OtherRank:
 
     def __init__(self, other=None):
         self.started = []
-        """(group, number of elements), in the order of the starts."""
+        """(group, number of gradients and counts), in the order of the starts."""
         self._other = other
 
     def all_reduce(self, flat, group, async_op):
         assert async_op
-        self.started.append((group, flat.numel()))
+        self.started.append((group, flat.numel() - 1))  # a sample of the values goes along
         return Work(flat, self._other)
 
 
@@ -35,11 +35,23 @@ class Work:
         self._flat.add_(self._flat.clone() if self._other is None else self._other(self._flat))
 
 
+@pytest.fixture(autouse=True)
+def two_ranks(monkeypatch):
+    monkeypatch.setattr(gradients.dist, "get_world_size", lambda _: 2)
+
+
 @pytest.fixture
 def other(monkeypatch):
     rank = OtherRank()
     monkeypatch.setattr(gradients.dist, "all_reduce", rank.all_reduce)
     return rank
+
+
+def nothing_but_equal_values(flat):
+    """What a rank adds that has the same two parameters, and no gradients."""
+    there = torch.zeros_like(flat)
+    there[-3] = flat[-3]  # the sample stands before the two counts
+    return there
 
 
 def make_parameters(*sizes, dtype=torch.float32):
@@ -154,7 +166,7 @@ def test_a_full_bucket_starts_before_the_backward_ends(other):
 @pytest.mark.parametrize("used_there", [False, True])
 def test_only_a_parameter_that_no_rank_uses_has_no_gradient(monkeypatch, used_there):
     def contribute(flat):
-        there = torch.zeros_like(flat)
+        there = nothing_but_equal_values(flat)
         if used_there:  # the second one is used on the other rank, with the gradient 5
             there[2:4], there[-1] = 5.0, 1.0
         return there
@@ -177,7 +189,7 @@ def test_counts_are_those_of_ranks_not_of_microbatches(monkeypatch):
 
     def contribute(flat):
         seen.append(flat[-2:].tolist())
-        return torch.zeros_like(flat)
+        return nothing_but_equal_values(flat)
 
     monkeypatch.setattr(gradients.dist, "all_reduce", OtherRank(contribute).all_reduce)
     first, second = parameters = make_parameters(1, 1)
@@ -264,7 +276,7 @@ def test_what_an_earlier_step_left_is_not_summed_again(monkeypatch):
 
     def contribute(flat):
         seen.append(flat.tolist())
-        return torch.zeros_like(flat)
+        return nothing_but_equal_values(flat)
 
     monkeypatch.setattr(gradients.dist, "all_reduce", OtherRank(contribute).all_reduce)
     first, second = parameters = make_parameters(1, 1)

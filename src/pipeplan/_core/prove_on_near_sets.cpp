@@ -66,7 +66,8 @@ ProvedPlans prove_on_near_sets(const Instance& in, const DpLimits& limits, doubl
         const double shown_ms = proof.run(proof_steps);
         least_ms = std::max(least_ms, shown_ms);
         if (!proof.best().codes.empty()) result.found = proof.best();
-        if (shown_ms < limit_ms * (1 - 1e-6)) break;
+        // A proof ends a few instants below its limit, so after the highest limit nothing is left to do.
+        if (shown_ms < limit_ms * (1 - 1e-6) || limit_ms >= limits.limit_ms) break;
     }
     least_ms = std::min(least_ms, result.found.iteration_ms);
     return result;

@@ -19,8 +19,24 @@ PLANNER_NAMES = (
     "hetpipe",
     "piper",
     "alpa",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-v",
 )
-SCHEDULE_NAMES = ("pe", "1f1b", "eager-1f1b", "gpipe", "backward-first", "capped-4", "capped-2")
+SCHEDULE_NAMES = (
+    "pe",
+    "1f1b",
+    "eager-1f1b",
+    "gpipe",
+    "backward-first",
+    "capped-4",
+    "capped-2",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "v-min",
+)
 EXPORT_FORMATS = (
     "torch-csv",
     "torchtitan",

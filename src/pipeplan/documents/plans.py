@@ -206,6 +206,7 @@ def parse_plan(document: Any) -> Plan:
         for index, stage in enumerate(file.stages)
     )
     if document["format"] == PLAN_FORMAT:
+        _require_sets_once(stages, names=[device.name for device in cluster.devices])
         schedule = parse_stage_orders(file.schedule, file.microbatches)
     else:
         _require_groups(file.stages)
@@ -254,6 +255,18 @@ def _require_groups(stages: tuple[StageFile, ...]) -> None:
                     " not all devices of the two are the same; give both the same set, or two"
                     " without a common device"
                 )
+
+
+def _require_sets_once(stages: tuple[Stage, ...], names: list[str]) -> None:
+    """Refuse two stages on one set of devices, which only the second version allows."""
+    first_on: dict[frozenset[int], int] = {}
+    for index, stage in enumerate(stages):
+        first = first_on.setdefault(frozenset(stage.devices), index)
+        if first != index:
+            raise PlanFileError(
+                f"stages[{index}].devices: {excerpt(names[stage.devices[0]])} already serves"
+                f" stage {first}; several stages a device need format {FAMILIES_FORMAT!r}"
+            )
 
 
 def _within(path: str, parse: Callable[[Any], T], document: Any) -> T:

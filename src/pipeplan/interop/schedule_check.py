@@ -88,7 +88,7 @@ def _blocks(order: Sequence[Action], stage: int) -> list[Block]:
             if action != Action(pending.stage, "W", pending.microbatch):
                 raise ScheduleError(
                     f"stage {stage}: {action} stands between {pending} and its W;"
-                    " split backwards cannot be simulated yet"
+                    " split backwards are not judged here"
                 )
             blocks.append(Block(Kind.BACKWARD, stage, pending.microbatch))
             pending = None

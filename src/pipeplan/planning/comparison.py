@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError, PlanningInterrupted
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import Bound, BoundScope, Plan
 from pipeplan.planning.door import Attempt, attempt, make_problem
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.options import OptionArguments
@@ -130,14 +130,17 @@ def compare(
     attempts.sort(key=lambda made: _rank(made, problem.limits))
     rows = [_row(made, problem.limits) for made in attempts]
     reference = _reference(rows)
-    bounds_ms = [row.lower_bound_ms for row in rows if row.lower_bound_ms is not None]
+    bounds = [bound for made in attempts if made.plan and (bound := made.plan.bound) is not None]
     return Comparison(
         model=model.name,
         cluster=cluster.name,
         microbatches=problem.num_microbatches,
         seed=problem.seed,
         reference=None if reference is None else reference.planner,
-        rows=tuple(_with_gap(_with_speedup(row, reference), bounds_ms) for row in rows),
+        rows=tuple(
+            _with_gap(_with_speedup(row, reference), _bounds_ms(made, bounds))
+            for row, made in zip(rows, attempts, strict=True)
+        ),
         plans={made.planner: made.plan for made in attempts if made.plan is not None},
     )
 
@@ -175,6 +178,16 @@ def _row(made: Attempt, limits: Limits) -> ComparisonRow:
         num_devices=plan.num_used_devices,
         lower_bound_ms=None if predicted.bound is None else predicted.bound.lower_bound_ms,
     )
+
+
+def _bounds_ms(made: Attempt, bounds: list[Bound]) -> list[float]:
+    """The bounds that speak of this plan: with several stages a device, only those for families."""
+    is_family = made.plan is not None and made.plan.uses_families
+    return [
+        bound.lower_bound_ms
+        for bound in bounds
+        if not is_family or bound.scope is BoundScope.FAMILIES
+    ]
 
 
 def _with_gap(row: ComparisonRow, bounds_ms: list[float]) -> ComparisonRow:

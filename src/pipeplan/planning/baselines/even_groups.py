@@ -52,8 +52,6 @@ def plan_zb_v(problem: Problem) -> Draft:
 
 
 def _even(problem: Problem, devices: "list[int] | tuple[int, ...]", schedule: str) -> Draft:
-    if problem.cost.contention:
-        raise InfeasibleError(f"{schedule}: shared links are not known to it; use planner 'best'")
     ends = even_ends(problem.model.num_layers, len(devices))
     stages = tuple(stages_from_ends(ends, [[device] for device in devices]))
     try:
