@@ -153,8 +153,12 @@ def test_files_are_refused_with_path_value_and_remedy(message):
 
 def test_blocks_of_the_second_version_are_refused_in_the_first(tmp_path):
     path = tmp_path / "a.plan.json"
-    document = as_file(format_example(), path)
-    path.write_text(json.dumps({**document, "format": "pipeplan.plan/1"}))
+    document = {**as_file(format_example(), path), "format": "pipeplan.plan/1"}
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanFileError, match=r"stages\[2\]\.devices: 'd1' already serves stage 1"):
+        pp.read_plan(path)
+    document["stages"] = document["stages"][:2]
+    path.write_text(json.dumps(document))
     with pytest.raises(PlanFileError, match=r"schedule\[0\]\[0\]: '0F0' is no block of format"):
         pp.read_plan(path)
 
