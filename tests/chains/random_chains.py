@@ -165,6 +165,7 @@ def optimum_ms(costs: Costs) -> tuple[float, float]:
             model.add_cumulative(intervals, amounts, int(costs.room[group]))
     model.minimize(last)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # it would drop Python's own handler for good
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = 2
     status = solver.solve(model)
