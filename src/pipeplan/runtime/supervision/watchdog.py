@@ -122,6 +122,7 @@ class Watchdog:
             return  # a forked child has no part in this
         failure = failure_of(self._crew.rank, error, is_mismatch=is_mismatch)
         line = self._watcher.failure = self._crew.line_of(failure)
+        self._watcher.has_reported = True
         is_interrupt = failure.kind is FailureKind.INTERRUPTED
         if is_interrupt:
             error.add_note(line)  # the line is printed here or by another rank

@@ -48,6 +48,8 @@ class Watcher:
         self.stop, self.is_ending = threading.Event(), threading.Event()
         self.failure: str | None = None
         """The line that says why all ranks end."""
+        self.has_reported = False
+        """Whether the main thread has told the others about an error of its own."""
         self.thread = threading.Thread(target=self._watch, name="pipeplan-watchdog", daemon=True)
         self.thread.start()
 
@@ -123,6 +125,11 @@ class Watcher:
 
     def _finish(self, failure: Failure) -> None:
         """Say the failure if nobody else does, and end this process."""
+        if self.has_reported and failure.kind is FailureKind.NOTICED:
+            # All end because of an error that is told already; who ends first is no culprit.
+            if not self.stop.wait(GRACE_S):
+                self.ending.end(1)
+            return
         self.failure = self._crew.line_of(failure)
         if self._ends_by_itself(failure):
             return
