@@ -125,10 +125,11 @@ def test_a_busy_rank_is_waited_for_with_a_line(tmp_path):
     assert codes == [0, 0, 0], errors
     named = [line for line in lines if "it is outside of step (test_strays.py:" in line]
     assert named, lines
-    # On a busy machine others may be late for half a second, too; rank 1 is late for two.
-    assert any(
-        line.startswith("ranks have waited for rank 1 (stage 1 on d1) for ") for line in named
-    )
+    # On a busy machine others may be late for a moment, too; rank 1 is late for two seconds.
+    rank_1 = "ranks have waited for rank 1 (stage 1 on d1) for "
+    assert any(line.startswith(rank_1) for line in named), named
+    others = [line for line in named if not line.startswith(rank_1)]
+    assert all(" for 0 s: " in line or " for 1 s: " in line for line in others), others
     assert not [line for line in lines if line.endswith("; all ranks end")]
 
 
