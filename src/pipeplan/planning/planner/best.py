@@ -338,7 +338,7 @@ class _Search:
                 left -= step.cost
                 if left < -1e-9 or self.is_optimal or self.is_late:
                     return
-                self.search_from(self._starts_of(step, rng), step.budget)
+                self.search_from(self._starts_of(step, rng), step.budget, step.heat)
             self.plan_on_own_order()
 
     def _starts_of(self, step: settings.SearchStep, rng: random.Random) -> list[tuple[Stage, ...]]:
@@ -351,7 +351,12 @@ class _Search:
             case settings.Starts.BEST:
                 return self.incumbent.ranked()[: step.num_searches]
 
-    def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
+    def search_from(
+        self,
+        starts: Sequence[tuple[Stage, ...]],
+        budget: float,
+        heat: float = settings.FIRST_HEAT,
+    ) -> None:
         """Local search from each of these plans, each with its own random numbers."""
         self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
         self._num_searches += 1
@@ -364,6 +369,7 @@ class _Search:
             self.problem.num_threads,
             self.problem.deadline,
             self.incumbent.iteration_ms,
+            heat,
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
