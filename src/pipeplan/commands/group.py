@@ -12,6 +12,7 @@ from pipeplan.commands.export_checkpoint import export_checkpoint_command
 from pipeplan.commands.import_files import import_command
 from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.plan import demo_command, plan_command
+from pipeplan.commands.profile import profile_command
 from pipeplan.commands.report import plot_command, report_command, trace_command
 from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
@@ -74,6 +75,14 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
         ),
     ),
     (plot_command, "Draw a plan as SVG or PNG.", ("plot bert.plan.json -o bert.svg",)),
+    (
+        profile_command,
+        "Measure a PyTorch model, layer by layer.",
+        (
+            "profile my_module:build --batch my_module:example_batch -o my.model.json",
+            "profile my_module:build --batch my_module:example_batch --estimate a100",
+        ),
+    ),
     (report_command, "Write a plan as an HTML page.", ("report bert.plan.json -o bert.html",)),
     (
         schema_command,
