@@ -49,6 +49,9 @@ class SweepRow:
     peak_memory_gb: float | None = None
     num_stages: int | None = None
     num_devices: int | None = None
+    """How many devices the plan uses."""
+    cluster_devices: int | None = None
+    """How many devices the cluster has."""
     lower_bound_ms: float | None = None
     fits_memory: bool | None = None
     has_whole_samples: bool | None = None
@@ -142,6 +145,7 @@ def _row(case: SweepCase, made: Attempt) -> SweepRow:
         microbatches=case.microbatches,
         planner=case.planner,
         seed=case.seed,
+        cluster_devices=case.cluster.num_devices,
     )
     plan = made.plan
     if plan is None:
