@@ -330,6 +330,7 @@ ROOMS = [
     {"report"},
     {"interop"},
     {"splitting"},
+    {"measure"},
     {"runtime"},
     {"run"},
     {"testbed"},
