@@ -125,8 +125,9 @@ def digest(cases: Iterable[SweepCase]) -> str:
 
 def _as_file(part: ModelProfile | Cluster) -> bytes:
     """An input as the bytes of its file."""
-    is_model = isinstance(part, ModelProfile)
-    return to_json(model_document(part) if is_model else cluster_document(part))
+    if isinstance(part, ModelProfile):
+        return to_json(model_document(part))
+    return to_json(cluster_document(part))
 
 
 def run_case(case: SweepCase) -> Outcome:
