@@ -7,8 +7,6 @@ says how far to trust the profile.
 
 import contextlib
 import copy
-import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +16,17 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import InputError, PipeplanError
-from pipeplan.measure.atoms import Atom, AtomParameters, Call, carry, make_atoms, parameters_of
-from pipeplan.measure.bench import AtomBytes, AtomTimes, Bench
+from pipeplan.measure.atoms import Call, parameters_of
+from pipeplan.measure.bench import Bench
 from pipeplan.measure.clocks import Clock, clock_of
+from pipeplan.measure.merging import merge_layers
 from pipeplan.measure.results import ModelMeasurement
 from pipeplan.measure.roofline import RooflineClock, find_accelerator
+from pipeplan.measure.sessions import Progress, Session
 from pipeplan.measure.unchanged import in_training, left_unchanged
-from pipeplan.profile import LayerProfile, ModelProfile, TimesAt
+from pipeplan.profile import ModelProfile
 from pipeplan.runtime.batches import as_call, mark_rows, num_rows, select_rows
-from pipeplan.splitting.layout import Layout, lay_out
+from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.torch_private import (
     FakeCopyMode,
@@ -38,14 +38,8 @@ from pipeplan.user_code import describe_error
 
 __all__ = ["Progress", "measure_model", "profile"]
 
-Progress = Callable[[int, int], None]
-"""Is told how many of all pieces of work are done."""
-
 FEWEST_RUNS, MOST_RUNS = 5, 40
-ENOUGH_S = 3.0
-"""By default rounds go on until they have taken this long, within the two numbers above."""
-TIME_DIGITS = 6
-"""Files hold no times below 1e-6 ms."""
+"""By default rounds go on until they have taken a few seconds, within these numbers."""
 
 
 def profile(model: Any, batch: Any, **options: Any) -> ModelProfile:
@@ -106,7 +100,7 @@ def measure_model(
             for index, size in enumerate(sizes):
                 call, loss = call_of.sized(size, device)
                 bench = Bench(clock, device, loss, amp_dtype)
-                session = _Session(module, layout, call, bench, parameters)
+                session = Session(module, layout, call, bench, parameters)
                 with _explained():
                     session.run(
                         _num_runs(repeats, is_estimate=bool(estimate)),
@@ -114,7 +108,7 @@ def measure_model(
                         tell=_part(tell, index, len(sizes)),
                     )
                 runs.append(session)
-        return _result(
+        return merge_layers(
             runs,
             sizes,
             layout,
@@ -235,172 +229,3 @@ def _part(tell: Progress | None, index: int, num_parts: int) -> Progress | None:
     if tell is None:
         return None
     return lambda done, total: tell(index * total + done, num_parts * total)
-
-
-# ------------------------------------------------------------------------------------ rounds
-
-
-class _Session:
-    """All atoms of a model at one microbatch size."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        call: Call,
-        bench: Bench,
-        parameters: AtomParameters,
-    ) -> None:
-        self._model, self._layout, self._call, self._bench = model, layout, call, bench
-        self._parameters = parameters
-        self.num_runs = 0
-        self.held: list[AtomBytes] = []
-        self.times = [AtomTimes() for _ in layout.atoms]
-        self.whole, self.nothing = AtomTimes(), AtomTimes()
-
-    def run(self, num_runs: range, *, in_parts: bool, tell: Progress | None) -> None:
-        """Find what atoms hold; then time them in rounds."""
-        atoms = self._hold(tell)
-        is_estimate = num_runs.stop == 1
-        if not is_estimate:  # the first round is cold
-            warm = [AtomTimes() for _ in atoms]
-            self._round(atoms, warm, in_parts=in_parts)
-            self.whole, self.nothing = AtomTimes(), AtomTimes()
-        gc.collect()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            start_s = time.monotonic()
-            while self.num_runs < num_runs.start or (
-                self.num_runs < num_runs.stop and time.monotonic() - start_s < ENOUGH_S
-            ):
-                self._round(atoms, self.times, in_parts=in_parts)
-                self.num_runs += 1
-                if tell is not None:
-                    tell(min(self.num_runs, num_runs.start), num_runs.start)
-        finally:
-            if collects:
-                gc.enable()
-        if not is_estimate:
-            for times in self.times:
-                times.forward_start_ms = self.nothing.forward
-                times.backward_start_ms = self.nothing.backward
-
-    def _hold(self, tell: Progress | None) -> list[Atom]:
-        atoms: list[Atom] = []
-        output: Any = None
-        for atom in make_atoms(self._model, self._layout, self._call, self._parameters):
-            if atom.inputs is None:
-                atom.inputs = output
-            held, output = self._bench.hold(atom, is_last=len(atoms) == len(self.times) - 1)
-            output = carry(output)
-            atoms.append(atom)
-            self.held.append(held)
-        return atoms
-
-    def _round(self, atoms: list[Atom], times: list[AtomTimes], *, in_parts: bool) -> None:
-        for index, atom in enumerate(atoms):
-            self._bench.time(
-                atom,
-                times[index],
-                is_last=index == len(atoms) - 1,
-                in_parts=in_parts and self.held[index].weight_grad_bytes is not None,
-            )
-        self._bench.time_whole(self._model, self._call, self.whole)
-        self._bench.time_nothing(self.nothing)
-
-
-# ------------------------------------------------------------------------------------ result
-
-
-def _result(
-    runs: list[_Session],
-    sizes: list[int],
-    layout: Layout,
-    *,
-    name: str,
-    input_bytes: float,
-    parameters: AtomParameters,
-    device: str,
-    is_estimate: bool,
-) -> ModelMeasurement:
-    first = runs[0]
-    layers = []
-    for layer, layer_name in enumerate(layout.names):
-        atoms = layout.atoms_of[layer]
-        at = tuple(
-            TimesAt(
-                microbatch_size=size,
-                forward_ms=_sum(run.times[atom].forward for atom in atoms),
-                backward_ms=_sum(run.times[atom].backward for atom in atoms),
-            )
-            for size, run in zip(sizes[1:], runs[1:], strict=True)
-        )
-        layers.append(_merge(layer_name, [(first.held[a], first.times[a]) for a in atoms], at))
-
-    def each(figure: Callable[[AtomTimes], float]) -> tuple[float, ...]:
-        return tuple(
-            sum((figure(first.times[atom]) for atom in atoms), 0.0) for atoms in layout.atoms_of
-        )
-
-    return ModelMeasurement(
-        profile=ModelProfile(
-            name=name,
-            microbatch_size=sizes[0],
-            input_bytes=input_bytes,
-            layers=tuple(layers),
-            tied=_tied(layout, parameters),
-        ),
-        whole_forward_ms=first.whole.forward,
-        whole_backward_ms=first.whole.backward,
-        spreads=tuple(
-            max((first.times[atom].spread for atom in atoms), default=0.0)
-            for atoms in layout.atoms_of
-        ),
-        num_runs=first.num_runs,
-        device=device,
-        is_estimate=is_estimate,
-        forward_flops=each(lambda times: times.forward_flops),
-        backward_flops=each(lambda times: times.backward_flops),
-    )
-
-
-def _sum(values: Iterator[float]) -> float:
-    return round(sum(values), TIME_DIGITS)
-
-
-def _merge(
-    name: str, atoms: list[tuple[AtomBytes, AtomTimes]], at: tuple[TimesAt, ...]
-) -> LayerProfile:
-    """A layer of several atoms, or of none: their sum, with the output of the last."""
-    held = [each for each, _ in atoms]
-    times = [each for _, each in atoms]
-    in_parts = all(each.weight_grad_bytes is not None for each in held)
-    backward_ms = _sum(each.backward for each in times)
-    weight_grad_ms = _sum(each.weight_grad or 0.0 for each in times)
-    activation_bytes = float(sum(each.activation_bytes for each in held))
-    return LayerProfile(
-        name=name,
-        forward_ms=_sum(each.forward for each in times),
-        backward_ms=backward_ms,
-        output_bytes=float(held[-1].output_bytes) if held else 0.0,
-        gradient_bytes=float(held[-1].gradient_bytes) if held else 0.0,
-        parameter_bytes=float(sum(each.parameter_bytes for each in held)),
-        activation_bytes=activation_bytes,
-        weight_grad_ms=min(weight_grad_ms, backward_ms) if in_parts else None,
-        weight_grad_bytes=float(sum(each.weight_grad_bytes or 0 for each in held))
-        if in_parts
-        else activation_bytes,
-        at=at,
-    )
-
-
-def _tied(layout: Layout, parameters: AtomParameters) -> tuple[tuple[str, ...], ...]:
-    """Groups of layers that share a parameter, in the order of the model."""
-    layer_of = {atom: layer for layer, atoms in enumerate(layout.atoms_of) for atom in atoms}
-    sharing: dict[int, dict[int, None]] = {}
-    for atom, own in enumerate(parameters):
-        for parameter in own:
-            sharing.setdefault(id(parameter), {})[layer_of[atom]] = None
-    groups = dict.fromkeys(tuple(found) for found in sharing.values() if len(found) > 1)
-    return tuple(tuple(layout.names[layer] for layer in group) for group in groups)
