@@ -313,6 +313,7 @@ ROOMS = [
     {"report"},
     {"interop"},
     {"splitting"},
+    {"measure"},
     {"runtime"},
     {"run"},
     {"testbed"},
