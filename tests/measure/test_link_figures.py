@@ -55,7 +55,11 @@ def test_flows_that_never_meet_do_not_add_up():
 
 
 def both_ways(**rates: tuple[float, float]) -> dict[tuple[str, bool], float]:
-    return {(host, way): rate for host, two in rates.items() for way, rate in zip((True, False), two)}
+    return {
+        (host, way): rates[host][column]
+        for host in rates
+        for column, way in enumerate((True, False))
+    }
 
 
 def test_cards():

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from pipeplan.cluster import Cluster, Device
 from pipeplan.errors import InputError
+from pipeplan.interop.discovery import usable_memory_gb
 from pipeplan.measure.link_figures import (
     Flow,
     LinkFigures,
@@ -33,7 +34,7 @@ from pipeplan.measure.machine import host_name, machine_id, memory_bytes
 from pipeplan.measure.rounds import CardTrial, Pair, card_trials, hosts_of, pair_rounds
 from pipeplan.measure.wires import GlooWire, NcclWire, Wire
 
-__all__ = ["MeasuredLinks", "measure_links"]
+__all__ = ["MeasuredLinks", "measure_links", "require_seconds"]
 
 SMALL_BYTES = 8
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 26
@@ -90,8 +91,7 @@ def measure_links(
     Raises:
         InputError: `seconds` is no positive number, or two machines have one name.
     """
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"seconds: is {seconds!r}; give a number above 0")
+    require_seconds(seconds)
     begin_s = time.perf_counter()
     control = dist.new_group(backend="gloo", timeout=PATIENCE) if group is None else group
     try:
@@ -110,6 +110,12 @@ def measure_links(
     )
 
 
+def require_seconds(seconds: float) -> None:
+    """Refuse a time that is none."""
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"seconds: is {seconds!r}; give a number above 0")
+
+
 def _make_wire(control: Any, *, is_given: bool) -> Wire:
     if is_given or dist.get_backend() != "nccl":
         return GlooWire(control)
@@ -122,7 +128,7 @@ class _RankPlace:
 
     host: str
     machine: str
-    memory_gb: float | None
+    memory_bytes: float | None
     is_cpu: bool
 
 
@@ -172,15 +178,12 @@ class _Measuring:
             place = self._places[rank]
             index = counts.get(place.host, 0)
             counts[place.host] = index + 1
-            memory = place.memory_gb
-            if place.is_cpu and memory is not None:  # the ranks of a host share it
-                memory = memory / self._hosts.count(place.host)
+            total = place.memory_bytes
+            if place.is_cpu and total is not None:  # the ranks of a host share it
+                total /= self._hosts.count(place.host)
+            memory_gb = None if total is None else usable_memory_gb(total, is_gpu=not place.is_cpu)
             devices.append(
-                Device(
-                    name=f"{place.host}d{index}",
-                    host=place.host,
-                    memory_gb=None if memory is None else max(int(memory * 10) / 10, 0.1),
-                )
+                Device(name=f"{place.host}d{index}", host=place.host, memory_gb=memory_gb)
             )
         one_by_one = {
             (self._hosts[trial.flows[0][0 if trial.is_outward else 1]], trial.is_outward): sum(
@@ -323,7 +326,7 @@ def _own_place() -> _RankPlace:
     return _RankPlace(
         host=host_name(),
         machine=machine_id(),
-        memory_gb=None if total is None else total / BYTES_IN_GB,
+        memory_bytes=total,
         is_cpu=is_cpu,
     )
 
@@ -337,4 +340,3 @@ def _require_one_machine_a_name(places: Sequence[_RankPlace]) -> None:
                 f"hosts: rank {rank} runs on another machine that is also called {place.host!r};"
                 " give each machine a name of its own"
             )
-

@@ -13,12 +13,13 @@ import click
 import torch
 import torch.distributed as dist
 
-from pipeplan.cluster import Cluster
 from pipeplan.documents.files import write_cluster
 from pipeplan.documents.text import printable
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError, PipeplanError, RuntimeMismatchError
-from pipeplan.measure.all_links import MeasuredLinks, measure_links
+from pipeplan.interop.hosts import summary_of
+from pipeplan.measure.all_links import MeasuredLinks, measure_links, require_seconds
+from pipeplan.splitting.torch_private import without_torch_log
 
 __all__ = ["MeasuredLinks", "links_command", "main", "measure_links"]
 
@@ -53,6 +54,7 @@ def links_command(output: str, name: str, seconds: float, one_at_a_time: bool) -
         raise InputError(
             "ranks: start this with torchrun --nproc-per-node N -m pipeplan.measure.links ..."
         )
+    require_seconds(seconds)
     _require_writable(output)
     rank = _join()
     progress = _Progress()
@@ -72,7 +74,9 @@ def links_command(output: str, name: str, seconds: float, one_at_a_time: bool) -
         for text in measured.notes:
             click.echo(f"pipeplan: note: {printable(text)}", err=True)
         if output != STANDARD_STREAM:
-            click.echo(f"{printable(output)}: {summary(measured.cluster)}, {measured.seconds:.0f} s")
+            click.echo(
+                f"{printable(output)}: {summary_of(measured.cluster)}, {measured.seconds:.0f} s"
+            )
 
 
 def _require_writable(output: str) -> None:
@@ -92,31 +96,15 @@ def _join() -> int:
     else:
         torch.set_num_threads(1)
     try:
-        dist.init_process_group(
-            "gloo" if device is None else "nccl", device_id=device, timeout=JOIN_PATIENCE
-        )
+        with without_torch_log():
+            dist.init_process_group(
+                "gloo" if device is None else "nccl", device_id=device, timeout=JOIN_PATIENCE
+            )
     except (RuntimeError, ValueError) as error:
         raise RuntimeMismatchError(
             f"ranks: they have not found each other ({str(error).partition(chr(10))[0]})"
         ) from None
     return dist.get_rank()
-
-
-def summary(cluster: Cluster) -> str:
-    """The cluster in a few words."""
-    hosts = dict.fromkeys(device.host for device in cluster.devices)
-    rates = [
-        rate
-        for row, rates in enumerate(cluster.bandwidth_gb_per_s)
-        for column, rate in enumerate(rates)
-        if row != column
-    ]
-    words = f"{cluster.num_devices} devices on {len(hosts)} host{'s' * (len(hosts) > 1)}"
-    if rates:
-        words += f", {min(rates):.3g} to {max(rates):.3g} GB/s"
-    if cluster.links:
-        words += f", {len(cluster.links)} shared card{'s' * (len(cluster.links) > 1)}"
-    return words
 
 
 class _Progress:

@@ -80,16 +80,33 @@ def card_trials(host_names: Sequence[str]) -> list[CardTrial]:
     trials = []
     for host, ranks in enumerate(hosts):
         others = hosts[host + 1 :] + hosts[:host]
-        one_of_each = zip_longest(*others)
-        partners = [rank for turn in one_of_each for rank in turn if rank is not None]
-        pairs = [
-            (rank, partners[(index + shift) % len(partners)])
-            for shift in range(len(partners))
-            for index, rank in enumerate(ranks)
-        ][: max(len(ranks), FEWEST_FLOWS)]
-        if len(pairs) < 2:
+        num_flows = min(max(len(ranks), FEWEST_FLOWS), len(ranks) * (len(host_names) - len(ranks)))
+        if num_flows < 2:
             continue  # what one pair reaches is its bandwidth
+        pairs = _spread(ranks, others, num_flows)
         back = tuple((other, rank) for rank, other in pairs)
         trials.append(CardTrial(host=host, is_outward=True, flows=tuple(pairs)))
         trials.append(CardTrial(host=host, is_outward=False, flows=back))
     return trials
+
+
+def _spread(ranks: Sequence[int], others: Sequence[Sequence[int]], num_flows: int) -> list[Pair]:
+    """Different pairs of these ranks and others; each time the host, then the rank, used least."""
+    uses = [0] * len(others)
+    uses_of = {rank: 0 for other in others for rank in other}
+    pairs: list[Pair] = []
+    taken: set[Pair] = set()
+    for index in range(num_flows):
+        rank = ranks[index % len(ranks)]
+        free = (
+            (uses[host], uses_of[other], host, other)
+            for host, its_ranks in enumerate(others)
+            for other in its_ranks
+            if (rank, other) not in taken
+        )
+        *_, host, other = min(free)
+        uses[host] += 1
+        uses_of[other] += 1
+        taken.add((rank, other))
+        pairs.append((rank, other))
+    return pairs

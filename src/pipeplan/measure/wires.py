@@ -6,8 +6,8 @@
     receiver              posts, --> ready             data in, -->
                                       |<---- the time of a message ---->|
 
-Commands and readiness go over gloo, and are not timed. The receiver posts its receive before it says
-that it is ready, as the runtime does: gloo moves nothing before.
+Commands and readiness go over gloo, and are not timed. The receiver posts its receive before it
+says that it is ready, as the runtime does: gloo moves nothing before.
 
 Nothing here was run on NCCL. Its messages go over the communicator of all ranks: one for each pair
 would take longer to make than to measure.
@@ -16,6 +16,7 @@ would take longer to make than to measure.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ class GlooWire(Wire):
             for _ in range(count)
             for rank, n in sends
         ]
-        arrivals = _at_once([lambda works=works: _moments(works, begin_s) for works in incoming])
+        arrivals = _at_once([partial(_moments, works, begin_s) for works in incoming])
         for work in outgoing:
             work.wait()
         self.barrier()
@@ -219,8 +220,10 @@ class NcclWire(Wire):
         """The messages of one turn, to and from all partners, are one batch."""
         largest = max((num_bytes for _, num_bytes in (*sends, *receives)), default=0)
         memory = self._memory(largest)
-        operations = [(dist.irecv, memory[:n], rank) for rank, n in receives]
-        operations += [(dist.isend, memory[:n], rank) for rank, n in sends]
+        operations: list[tuple[Any, torch.Tensor, int]] = [
+            *((dist.irecv, memory[:n], rank) for rank, n in receives),
+            *((dist.isend, memory[:n], rank) for rank, n in sends),
+        ]
         torch.cuda.synchronize(self._device)
         self.barrier()
         begin_s = time.perf_counter()
