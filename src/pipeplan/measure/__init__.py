@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeplan.measure.all_links import MeasuredLinks, measure_links
-    from pipeplan.measure.profiling import profile
+    from pipeplan.measure.profiling import measure_model, profile
+    from pipeplan.measure.results import ModelMeasurement
 
-__all__ = ["MeasuredLinks", "measure_links", "profile"]
+__all__ = ["MeasuredLinks", "ModelMeasurement", "measure_links", "measure_model", "profile"]
 
 _MODULE_OF = {
     "MeasuredLinks": "pipeplan.measure.all_links",
+    "ModelMeasurement": "pipeplan.measure.results",
     "measure_links": "pipeplan.measure.all_links",
+    "measure_model": "pipeplan.measure.profiling",
     "profile": "pipeplan.measure.profiling",
 }
 
