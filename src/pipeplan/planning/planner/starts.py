@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
+from pipeplan.planning.limits import Limits
 
-__all__ = ["different_plans", "even_split", "plain_plan"]
+__all__ = ["different_plans", "even_split", "plain_plan", "with_ends"]
 
 NEAR_COPY = 0.5
 """Plans with at least this part of their device sets in common are near copies."""
@@ -33,6 +34,15 @@ def _are_near_copies(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> bool:
     sets = {frozenset(stage.devices) for stage in one}
     common = sum(frozenset(stage.devices) in sets for stage in other)
     return common >= NEAR_COPY * max(len(one), len(other))
+
+
+def with_ends(order: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
+    """The order with the devices of `first_on` and `last_on` at its ends."""
+    first, last = limits.first_on, limits.last_on
+    middle = [device for device in order if device not in (first, last)]
+    front = [] if first is None else [first]
+    back = [] if last is None or last == first else [last]
+    return (*front, *middle, *back)
 
 
 def even_split(order: Sequence[int], num_layers: int) -> tuple[Stage, ...]:
