@@ -46,7 +46,7 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
-from pipeplan.planning.planner.starts import different_plans, even_split, plain_plan, with_ends
+from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
 
@@ -346,18 +346,9 @@ class _Search:
                 left -= step.cost
                 if left < -1e-9 or self.is_optimal or self.is_late:
                     return
-                self.search_from(self._starts_of(step, rng), step.budget)
+                starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
+                self.search_from(starts, step.budget)
             self.plan_on_own_order()
-
-    def _starts_of(self, step: settings.SearchStep, rng: random.Random) -> list[tuple[Stage, ...]]:
-        """The plans from which a step of local search sets out."""
-        match step.starts:
-            case settings.Starts.PLAIN:
-                return [plain_plan(self.cost, self.orders, rng) for _ in range(step.num_searches)]
-            case settings.Starts.DIFFERENT:
-                return different_plans(self.incumbent.ranked(), step.num_searches)
-            case settings.Starts.BEST:
-                return self.incumbent.ranked()[: step.num_searches]
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
         """Local search from each of these plans, each with its own random numbers."""

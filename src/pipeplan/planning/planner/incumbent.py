@@ -71,8 +71,10 @@ class Incumbent:
             self._offer(stages_by_speed(self.instance, stages), deadline)
 
     def offer_placed(self, placed: _core.PlacedPlan, deadline: float = np.inf) -> None:
-        """The same for a kernel's plan. Where links are shared, slow ones are not kept to search from:
-        there are hundreds, and most of them are slow."""
+        """The same for a kernel's plan.
+
+        Where links are shared, there are hundreds, and slow ones are not kept to search from.
+        """
         if self.cost.contention and not self.instance.any_shares:
             rank_ms, times_ms = self._judged(placed, deadline)
             if times_ms and min(times_ms) < np.inf:

@@ -11,11 +11,29 @@ from collections.abc import Sequence
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
 from pipeplan.planning.limits import Limits
+from pipeplan.planning.planner.settings import SearchStep, Starts
 
-__all__ = ["different_plans", "even_split", "plain_plan", "with_ends"]
+__all__ = ["different_plans", "even_split", "plain_plan", "starts_of", "with_ends"]
 
 NEAR_COPY = 0.5
 """Plans with at least this part of their device sets in common are near copies."""
+
+
+def starts_of(
+    step: SearchStep,
+    ranked: Sequence[tuple[Stage, ...]],
+    cost: CostModel,
+    orders: Sequence[tuple[int, ...]],
+    rng: random.Random,
+) -> Sequence[tuple[Stage, ...]]:
+    """The plans from which a step of local search sets out; `ranked` has the best ones first."""
+    match step.starts:
+        case Starts.PLAIN:
+            return [plain_plan(cost, orders, rng) for _ in range(step.num_searches)]
+        case Starts.DIFFERENT:
+            return different_plans(ranked, step.num_searches)
+        case Starts.BEST:
+            return ranked[: step.num_searches]
 
 
 def different_plans(ranked: Sequence[tuple[Stage, ...]], count: int) -> list[tuple[Stage, ...]]:
