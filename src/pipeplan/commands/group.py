@@ -14,6 +14,7 @@ from pipeplan.commands.judge import check_command, simulate_command
 from pipeplan.commands.narrow_help import NarrowContext
 from pipeplan.commands.plan import demo_command, plan_command
 from pipeplan.commands.plot import plot_command
+from pipeplan.commands.profile import profile_command
 from pipeplan.commands.report import report_command, trace_command
 from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
@@ -81,6 +82,14 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
         (
             "plot bert.plan.json -o bert.svg",
             "plot results.csv --x devices --y speedup -o speedup.pdf",
+        ),
+    ),
+    (
+        profile_command,
+        "Measure a PyTorch model, layer by layer.",
+        (
+            "profile my_module:build --batch my_module:example_batch -o my.model.json",
+            "profile my_module:build --batch my_module:example_batch --estimate a100",
         ),
     ),
     (report_command, "Write a plan as an HTML page.", ("report bert.plan.json -o bert.html",)),

@@ -10,11 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeplan.measure.profiling import profile
+    from pipeplan.measure.profiling import measure_model, profile
+    from pipeplan.measure.results import ModelMeasurement
 
-__all__ = ["profile"]
+__all__ = ["ModelMeasurement", "measure_model", "profile"]
 
-_MODULE_OF = {"profile": "pipeplan.measure.profiling"}
+_MODULE_OF = {
+    "ModelMeasurement": "pipeplan.measure.results",
+    "measure_model": "pipeplan.measure.profiling",
+    "profile": "pipeplan.measure.profiling",
+}
 
 
 def __getattr__(name: str) -> Any:
