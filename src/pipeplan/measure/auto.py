@@ -12,7 +12,8 @@ With the same model, ranks and hosts, the next start reads the plan from the fol
 
 import platform
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.cluster import Cluster
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, PipeplanError
 from pipeplan.measure.agreement import from_first, gather, on_all, require_same
+from pipeplan.measure.all_links import measure_links
 from pipeplan.measure.kept_inputs import KeptInputs, digest
-from pipeplan.measure.links import measure_links
 from pipeplan.measure.profiling import profile as measure_profile
 from pipeplan.pipeline import Plan
 from pipeplan.planning.global_batch import plan_global_batch
@@ -35,7 +36,10 @@ from pipeplan.runtime.batches import find_leaves, num_rows
 from pipeplan.runtime.placement import require_runnable
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.ending import print_line
+from pipeplan.runtime.supervision.error_policy import blame_for_error
 from pipeplan.runtime.supervision.launching import join_ranks
+from pipeplan.runtime.supervision.meeting import keep_for_pipeline, meet
+from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.training import Pipeline
 from pipeplan.version import VERSION
 
@@ -107,26 +111,56 @@ def auto(
         repeats=repeats,
         link_seconds=link_seconds,
     )
-    say = _Speaker(quiet=quiet)
     wishes = {"global_batch": global_batch, **(planning or {})}
-    given = {"profile": repr(profile), "cluster": repr(cluster)}
-    facts = {**inputs.facts(), **given}
+    meeting = meet(options.get("watchdog") or WatchdogOptions())
+    with _in_auto(meeting.watchdog):
+        plan = _find_plan(inputs, wishes, KeptInputs(folder), profile, cluster, quiet=quiet)
+    keep_for_pipeline(meeting)
+    return Pipeline(plan, model, loss_fn, optimizer_fn, **options)
+
+
+@contextmanager
+def _in_auto(watchdog: Watchdog) -> Iterator[None]:
+    """Errors of pipeplan are raised by all ranks; any other one is this rank's own."""
+    with watchdog.call("auto"):
+        try:
+            yield
+        except PipeplanError as error:
+            watchdog.report(error, is_mismatch=True)
+            watchdog.close()
+            raise
+        except BaseException as error:
+            blame_for_error(watchdog, error)
+            watchdog.close()
+            raise
+
+
+def _find_plan(
+    inputs: "_Inputs",
+    wishes: dict[str, Any],
+    kept: KeptInputs,
+    profile: ModelProfile | None,
+    cluster: Cluster | None,
+    *,
+    quiet: bool,
+) -> Plan:
+    """The plan of an earlier start, or a new one; the same on every rank."""
+    say = _Speaker(quiet=quiet)
+    facts = {**inputs.facts(), "profile": repr(profile), "cluster": repr(cluster)}
     require_same({**facts, "planning": repr(wishes)})
     measured_key, plan_key = digest(facts), digest({"planning": repr(wishes)})
-    kept = KeptInputs(folder)
     plan = from_first(lambda: kept.read_plan(measured_key, plan_key))
     if plan is not None:
         say(f"uses the plan in {kept.plan_path}, made for this model and these ranks")
-        return Pipeline(plan, model, loss_fn, optimizer_fn, **options)
+        return plan
     found = from_first(lambda: kept.read_inputs(measured_key))
-    if found is None:
-        found = inputs.measure(say, profile, cluster)
-    say(f"plans a batch of {global_batch} rows on {found[1].num_devices} devices")
+    model, devices = found or inputs.measure(say, profile, cluster)
+    say(f"plans a batch of {wishes['global_batch']} rows on {devices.num_devices} devices")
 
     def make_plan() -> Plan:
-        made = plan_global_batch(found[0], found[1], **wishes)
+        made = plan_global_batch(model, devices, **wishes)
         require_runnable(made)
-        kept.write(measured_key, plan_key, found[0], found[1], made)
+        kept.write(measured_key, plan_key, model, devices, made)
         say(
             f"{made.num_stages} stages, {made.microbatches} microbatches of"
             f" {made.model.microbatch_size}: {humanise_ms(made.iteration_ms)} a step predicted;"
@@ -134,7 +168,7 @@ def auto(
         )
         return made
 
-    return Pipeline(from_first(make_plan), model, loss_fn, optimizer_fn, **options)
+    return from_first(make_plan)
 
 
 class _Speaker:
