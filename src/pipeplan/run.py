@@ -8,7 +8,6 @@ last two::
     loss_fn(output, targets) -> mean loss over rows
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ import click
 from pipeplan.documents.text import only_printable, printable
 from pipeplan.errors import CheckpointError, InputError, PipeplanError
 from pipeplan.pipeline import Plan
+from pipeplan.user_code import find_function
 
 if TYPE_CHECKING:
     from pipeplan.runtime import Pipeline
@@ -195,26 +195,6 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
             err=True,
         )
     return plan(read.model, read.cluster, read.microbatches, seed=read.seed)
-
-
-def find_function(path: str) -> Callable[..., Any]:
-    """The function that `module:name` names; the module may be in the current folder."""
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise InputError(f"{path!r}: is not of the form MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0]:
-            raise
-        raise InputError(f"{path!r}: there is no module {module_name!r} here") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise InputError(f"{path!r}: the module {module_name!r} has no function {name!r}")
-    found: Callable[..., Any] = function
-    return found
 
 
 def _beside(path: str, name: str) -> str:
