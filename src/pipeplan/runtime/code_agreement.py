@@ -35,9 +35,10 @@ from pipeplan.runtime.code_variables import (
     words_of_methods,
 )
 from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["CodeAgreement"]
+__all__ = ["CodeAgreement", "agree_on_code"]
 
 MOST_DEPTH = 4
 MOST_LEAVES = 256
@@ -193,6 +194,18 @@ class CodeAgreement:
                         " microbatch; make it part of the batch or the targets (in"
                         " pipeplan.runtime.Whole, if every microbatch shall see all of it)"
                     )
+
+
+def agree_on_code(model: nn.Module, loss: LossTerms, rank: int) -> CodeAgreement:
+    """Compare what the code of a whole model and its loss reads; all ranks have to call it.
+
+    Raises:
+        RuntimeMismatchError: it differs between ranks.
+    """
+    functions = [loss.loss_fn, *loss.metrics.values(), *filter(None, [loss.weight_fn])]
+    agreement = CodeAgreement(model, functions, rank)
+    agreement.require_same(model)
+    return agreement
 
 
 def _tensors(value: Any) -> Iterator[Any]:
