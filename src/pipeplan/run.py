@@ -149,22 +149,12 @@ def run_command(
             raise _NotJoinedError(error) from None
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         optimizer_fn = lambda found: kind(found, lr=lr)  # noqa: E731
+        common = (model, loss_fn, optimizer_fn)
         if read is not None:
-            made = Pipeline(read, model, loss_fn, optimizer_fn, watchdog=watchdog)
+            made = Pipeline(read, *common, watchdog=watchdog)
         else:
-            from pipeplan.measure.auto import auto as make_pipeline
-
-            batch, targets = make_batch(0, microbatch_size)
-            made = make_pipeline(
-                model,
-                loss_fn,
-                optimizer_fn,
-                batch,
-                example_targets=targets,
-                global_batch=global_batch or 0,
-                folder=folder,
-                watchdog=watchdog,
-            )
+            example = make_batch(0, microbatch_size)
+            made = _plan_by_itself(common, example, global_batch, folder, watchdog)
         with made as pipeline:
             _resume(pipeline, checkpoint, resume_from, trust=trust)
             _train(pipeline, make_batch, steps, checkpoint)
@@ -192,6 +182,24 @@ def _require_arguments(
     if global_batch is None:
         raise InputError("--global-batch: is missing; --auto needs the rows of a step's batch")
     return plan
+
+
+def _plan_by_itself(
+    common: tuple[Any, Any, Any], example: Any, global_batch: int | None, folder: str, watchdog: Any
+) -> "Pipeline":
+    """A pipeline with a plan of its own, from an example batch with its targets."""
+    from pipeplan.measure.auto import auto
+
+    batch, targets = example
+    assert global_batch is not None  # it was required before
+    return auto(
+        *common,
+        batch,
+        example_targets=targets,
+        global_batch=global_batch,
+        folder=folder,
+        watchdog=watchdog,
+    )
 
 
 def _resume(
