@@ -119,9 +119,7 @@ def run_command(
     trust: bool,
     trace: str | None,
     join_timeout: float,
-    hang_timeout: float,
-    first_block_timeout: float,
-    outside_timeout: float,
+    **limits: float,
 ) -> None:
     """Train the model that BUILD (MODULE:FUNCTION) makes, by PLAN, on torchrun's ranks."""
     if "RANK" not in os.environ:
@@ -134,11 +132,7 @@ def run_command(
         from pipeplan.documents.files import read_plan
         from pipeplan.runtime import Pipeline, WatchdogOptions, join_ranks
 
-        watchdog = WatchdogOptions(
-            hang_timeout_s=hang_timeout,
-            first_block_timeout_s=first_block_timeout,
-            outside_timeout_s=outside_timeout,
-        )
+        watchdog = WatchdogOptions(**{f"{name}_s": limit for name, limit in limits.items()})
         read = None if auto else _runnable(read_plan(plan), as_is=as_is)
         model = find_function(build)()
         make_batch = find_function(data or _beside(build, "make_batch"))
