@@ -143,7 +143,8 @@ void ChainScheduler::latest_starts(std::vector<double>& keys) {
             }
             if (is_last[p] && chain.reduce_ms[p] > 0) {
                 ring_next[g] -= chain.reduce_ms[p];
-                end = std::min(end, ring_next[g]);
+                end = std::min(end, ring_next[g] + chain.early_ms[p]);
+                end = std::min(end, last_ms_ - chain.last_part_ms[p]);
             }
             is_last[p] = 0;
         }

@@ -20,10 +20,14 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "chain_swaps.hpp"
+
 namespace pipeplan {
 namespace {
 
 constexpr double kRoomRounding = 1e-9;  // relative
+constexpr int kRunsInAll = 3;           // one in so many schedules of a search is a list schedule
+constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 
 // They did best, one beside the others, on chains that the planner finds and on uniform ones.
 constexpr ChainSettings kStarts[] = {
@@ -45,7 +49,7 @@ void Chain::check() const {
     };
     require(num_stages >= 1 && num_groups >= 1 && num_microbatches >= 1, "chain: is empty");
     for (const auto* values : {&forward_ms, &backward_ms, &weight_ms, &there_ms, &back_ms,
-                               &reduce_ms, &held_bytes, &kept_bytes}) {
+                               &reduce_ms, &early_ms, &last_part_ms, &held_bytes, &kept_bytes}) {
         require(values->size() == P, "chain: one number for each stage");
         for (double value : *values)
             require(std::isfinite(value) && value >= 0, "chain: numbers are finite and not negative");
@@ -241,9 +245,10 @@ int ChainScheduler::commit(int g, const Choice& choice) {
     return touched;
 }
 
-// The all-reduces: a group's one after the other, in the order in which they become ready.
+// The all-reduces: a group's one after the other, in the order in which they may begin.
 double ChainScheduler::finish() {
     const Chain& chain = *chain_;
+    const auto ready = [&](int p) { return last_end_ms_[p] - chain.early_ms[p]; };
     double last = 0.0;
     for (int g = 0; g < chain.num_groups; ++g) {
         double ring = 0.0;
@@ -252,11 +257,12 @@ double ChainScheduler::finish() {
         int sorted[kMostPositions];
         std::copy_n(stages_.begin() + begin, count, sorted);
         std::sort(sorted, sorted + count,
-                  [&](int a, int b) { return last_end_ms_[a] < last_end_ms_[b]; });
+                  [&](int a, int b) { return ready(a) < ready(b); });
         for (int k = 0; k < count; ++k) {
             const int p = sorted[k];
             if (chain.reduce_ms[p] == 0.0) continue;
-            ring = std::max(ring, last_end_ms_[p]) + chain.reduce_ms[p];
+            ring = std::max(ring, ready(p)) + chain.reduce_ms[p];
+            last = std::max(last, last_end_ms_[p] + chain.last_part_ms[p]);
         }
         last = std::max(last, ring);
     }
@@ -315,6 +321,9 @@ void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<in
 }
 
 double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Control& control) {
+    const int num_all = num_runs;
+    if (!chain_->half_duplex) num_runs = std::min(num_all, std::max<int>(std::size(kStarts), num_all / kRunsInAll));
+    const long num_swaps = kSwapsInRun * (num_all - num_runs);
     best_ms_ = kInfinity;
     Walk walk;
     ChainSettings winner;
@@ -346,6 +355,8 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         run(trial_, patience, trial_most_);
         take_step(walk, patience, trial_most_);
     }
+    if (num_swaps > 0 && !is_done(0))
+        best_ms_ = ChainSwaps(*chain_).improve(best_order_, num_swaps, enough_ms, random, control);
     return best_ms_;
 }
 

@@ -43,8 +43,9 @@ class ChainScheduler {
 
     // The latest starts of the last run's blocks that do not make it longer.
     void latest_starts(std::vector<double>& keys);
-    // The best of so many schedules: under settings that did well elsewhere, under settings near the
-    // best of these, and with keys from the latest starts of the best schedule so far.
+    // The best of about so many schedules: under settings that did well elsewhere, under settings near
+    // the best of these, with keys from the latest starts of the best schedule so far, and by exchanging
+    // single blocks (ChainSwaps).
     double search(int num_runs, double enough_ms, Random& random, Control& control);
 
     // Of the last run, or of the best one of the last search.
