@@ -79,7 +79,9 @@ class ChainBound {
                                         j * c_.weight_ms[p] + c_.left_ms(p)});
                 }
                 const double end = at(backward_head_, p, M_ - 1) + c_.backward_ms[p] + c_.weight_ms[p];
-                rings.push_back({std::max(0.0, end - c_.early_ms[p]), c_.reduce_ms[p], 0.0});
+                const double before = c_.reduce_ms[p] - c_.last_part_ms[p];
+                rings.push_back({std::max(0.0, end - c_.early_ms[p]), std::max(0.0, before), 0.0});
+                rings.push_back({end, c_.last_part_ms[p], 0.0});
             }
             least = std::max(least, one_machine(jobs));
             least = std::max(least, one_machine(rings));

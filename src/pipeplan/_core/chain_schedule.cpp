@@ -245,26 +245,13 @@ int ChainScheduler::commit(int g, const Choice& choice) {
     return touched;
 }
 
-// The all-reduces: a group's one after the other, in the order in which they may begin.
 double ChainScheduler::finish() {
     const Chain& chain = *chain_;
-    const auto ready = [&](int p) { return last_end_ms_[p] - chain.early_ms[p]; };
     double last = 0.0;
     for (int g = 0; g < chain.num_groups; ++g) {
-        double ring = 0.0;
-        last = std::max(last, free_ms_[g]);
         const int begin = stage_begin_[g], count = stage_begin_[g + 1] - begin;
-        int sorted[kMostPositions];
-        std::copy_n(stages_.begin() + begin, count, sorted);
-        std::sort(sorted, sorted + count,
-                  [&](int a, int b) { return ready(a) < ready(b); });
-        for (int k = 0; k < count; ++k) {
-            const int p = sorted[k];
-            if (chain.reduce_ms[p] == 0.0) continue;
-            ring = std::max(ring, ready(p)) + chain.reduce_ms[p];
-            last = std::max(last, last_end_ms_[p] + chain.last_part_ms[p]);
-        }
-        last = std::max(last, ring);
+        rings_.take(chain, stages_.data() + begin, count, last_end_ms_.data());
+        last = std::max({last, free_ms_[g], rings_.end_ms()});
     }
     return last;
 }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "chain.hpp"
+#include "chain_rings.hpp"
 #include "control.hpp"
 #include "random.hpp"
 
@@ -97,6 +98,7 @@ class ChainScheduler {
     std::vector<int> order_, best_order_;
     std::vector<double> start_ms_;                        // [blocks]
     std::vector<double> latest_, keys_, trial_;
+    ChainRings rings_;
     const std::vector<int>* most_ = nullptr;
     std::vector<int> own_most_, trial_most_;
     double best_ms_ = kInfinity, last_ms_ = kInfinity;

@@ -23,7 +23,7 @@ constexpr int kFurthest = 8;                           // places that a block mo
 
 }  // namespace
 
-ChainSwaps::ChainSwaps(const Chain& chain) : chain_(chain), sequence_(chain.num_groups) {
+ChainSwaps::ChainSwaps(const Chain& chain) : chain_(chain), stages_(chain.num_groups), sequence_(chain.num_groups) {
     const int P = chain.num_stages, G = chain.num_groups;
     channel_there_.assign(P, -1), channel_back_.assign(P, -1);
     std::vector<int> channels(static_cast<std::size_t>(G) * G, -1);
@@ -32,6 +32,7 @@ ChainSwaps::ChainSwaps(const Chain& chain) : chain_(chain), sequence_(chain.num_
         if (index < 0) index = num_channels_++;
         return index;
     };
+    for (int p = 0; p < P; ++p) stages_[chain.group[p]].push_back(p);
     for (int p = 0; p + 1 < P; ++p) {
         const int g = chain.group[p], h = chain.group[p + 1];
         if (g == h) continue;
@@ -132,27 +133,15 @@ bool ChainSwaps::run_group(int g) {
     return true;
 }
 
-// The end of everything: of computation, and of the all-reduces, a group's one after the other in the
-// order in which they may begin.
+// The end of everything: of computation and of the all-reduces.
 double ChainSwaps::finish() {
     double last = 0.0;
     last_block_ = group_block_[0];
     for (int g = 0; g < chain_.num_groups; ++g) {
         if (free_ms_[g] > last) last = free_ms_[g], last_block_ = group_block_[g];
-        ready_.clear();
-        for (int p = 0; p < chain_.num_stages; ++p)
-            if (chain_.group[p] == g && chain_.reduce_ms[p] > 0) ready_.push_back(p);
-        const auto ready = [&](int p) { return end_ms_[p] - chain_.early_ms[p]; };
-        std::sort(ready_.begin(), ready_.end(), [&](int a, int b) { return ready(a) < ready(b); });
-        double ring = 0.0;
-        int first = -1;
-        for (const int p : ready_) {
-            if (ready(p) >= ring) ring = ready(p), first = last_of_stage_[p];
-            ring += chain_.reduce_ms[p];
-            if (ring > last) last = ring, last_block_ = first;
-            const double after = end_ms_[p] + chain_.last_part_ms[p];
-            if (after > last) last = after, last_block_ = last_of_stage_[p];
-        }
+        const std::vector<int>& stages = stages_[g];
+        rings_.take(chain_, stages.data(), static_cast<int>(stages.size()), end_ms_.data());
+        if (rings_.end_ms() > last) last = rings_.end_ms(), last_block_ = last_of_stage_[rings_.cause()];
     }
     return last;
 }

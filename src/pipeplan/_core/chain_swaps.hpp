@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "chain.hpp"
+#include "chain_rings.hpp"
 #include "control.hpp"
 #include "random.hpp"
 
@@ -41,6 +42,7 @@ class ChainSwaps {
     const Chain& chain_;
     std::vector<int> channel_there_, channel_back_;  // [P], -1 inside a group
     int num_channels_ = 0;
+    std::vector<std::vector<int>> stages_;           // [G]
     std::vector<std::vector<Token>> sequence_;       // [G]
 
     // Of the last run.
@@ -56,7 +58,8 @@ class ChainSwaps {
     std::vector<int> waited_for_;     // [blocks], whose result its own one waited for; -1: none
     std::vector<int> index_;          // [blocks], its place in the sequence
     std::vector<double> end_ms_;      // [P], of the stage's last block
-    std::vector<int> last_of_stage_, ready_;
+    std::vector<int> last_of_stage_;  // [P]
+    ChainRings rings_;
     std::vector<int> order_, waiting_;
     int last_block_ = -1;             // the iteration ends with it, or with its all-reduce
 
