@@ -26,7 +26,7 @@ namespace pipeplan {
 namespace {
 
 constexpr double kRoomRounding = 1e-9;  // relative
-constexpr int kRunsInAll = 3;           // one in so many schedules of a search is a list schedule
+constexpr int kRunsInAll = 2;           // one in so many schedules of a search is a list schedule
 constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 
 // They did best, one beside the others, on chains that the planner finds and on uniform ones.
@@ -290,8 +290,8 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
 }
 
 double ChainScheduler::run(const ChainSettings& settings) {
-    if (settings.ratio < 0) round_keys(-settings.ratio - 1, keys_);
-    else path_keys(settings.ratio, settings.delay, keys_);
+    if (settings.ratio < 0) round_keys({-settings.ratio - 1, 0.0, {1.0, 1.0}}, keys_);
+    else path_keys(settings, keys_);
     windows(settings, own_most_);
     return run(keys_, settings.patience, own_most_);
 }
@@ -305,6 +305,28 @@ void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<in
     walk.critical.clear();
     for (int block : order_)
         if (walk.keys[block] - start_ms_[block] < 1e-9 * last_ms_) walk.critical.push_back(block);
+}
+
+void ChainScheduler::try_rounds(int num_tries, Random& random, Control& control) {
+    static const double slacks[] = {0.0, 0.02, 0.05, 0.1, 0.2, 0.4}, waits[] = {0.0, 0.0, 0.02, 0.05, 0.2};
+    static const double stretches[] = {1.0, 1.5, 2.0, 2.5, 3.0, 4.0};
+    ChainSwaps swaps(*chain_);
+    std::vector<int> order;
+    for (int block = 0; block < static_cast<int>(start_ms_.size()); ++block) {
+        const int token = block / chain_->num_microbatches;
+        if (token % kNumChainKinds != kChainWeight || chain_->is_split[token / kNumChainKinds]) order.push_back(block);
+    }
+    for (int k = 0; k < num_tries; ++k) {
+        if (k % 16 == 0) control.check_without_deadline();
+        if (control.is_late()) return;
+        ChainRound round;
+        if (k < 36) round.stretch[0] = stretches[k / 6], round.stretch[1] = stretches[k % 6];
+        else round = {slacks[random.below(6)], waits[random.below(5)], {stretches[random.below(6)], stretches[random.below(6)]}};
+        round_keys(round, keys_, &random);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys_[a] < keys_[b]; });
+        const double ms = swaps.time_of(order);
+        if (ms < best_ms_) best_ms_ = ms, best_order_ = order;
+    }
 }
 
 double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Control& control) {
@@ -342,6 +364,7 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         run(trial_, patience, trial_most_);
         take_step(walk, patience, trial_most_);
     }
+    if (num_swaps > 0 && !is_done(0)) try_rounds(static_cast<int>(std::min(100L, num_swaps / 8)), random, control);
     if (num_swaps > 0 && !is_done(0))
         best_ms_ = ChainSwaps(*chain_).improve(best_order_, num_swaps, enough_ms, random, control);
     return best_ms_;

@@ -21,7 +21,7 @@ namespace {
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
 constexpr double kBlocksPerLink = 0.1;   // and a look at one link
-constexpr double kFirstPolish = 0.2;     // of what the best plans get, for all that may be among them
+constexpr double kFirstPolish = 0.1;     // of what the best plans get, for all that may be among them
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -228,14 +228,14 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
     std::vector<std::vector<ChainResult>> found(different.size());
     pool.run(static_cast<int>(different.size()), [&](int k, int) {
         ChainSearch search(model, seed * 1000003ULL + k, budget.anneal, control);
-        found[k] = search.run(different[k], budget.num_best);
+        found[k] = search.run(different[k], 2 * budget.num_best);
     });
     std::vector<ChainResult> all;
     for (auto& each : found)
         for (ChainResult& result : each) all.push_back(std::move(result));
     sort_by_time(all);
     // Regular chains gain most by a better schedule: the walks may have left them for a worse plan.
-    const std::size_t num_found = 2 * budget.num_best;
+    const std::size_t num_found = 4 * budget.num_best;
     if (all.size() > num_found) all.resize(num_found);
     for (std::size_t k = 0; k < starts.size() && k < num_found; ++k) all.push_back({kInfinity, 0.0, starts[k], {}, {}});
     pool.run(static_cast<int>(all.size()), [&](int k, int) {

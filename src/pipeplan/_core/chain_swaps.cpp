@@ -190,13 +190,20 @@ bool ChainSwaps::change(Random& random) {
     return false;
 }
 
-double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
-                           Control& control) {
+double ChainSwaps::time_of(const std::vector<int>& order) {
     const int M = chain_.num_microbatches;
     for (auto& sequence : sequence_) sequence.clear();
     for (const int block : order) sequence_[chain_.group[block / M / kNumChainKinds]].push_back(block / M);
-    double current = run(), best = current, length_ms = 0.0;
-    for (const int block : order_) length_ms += length(block / M) / static_cast<double>(order_.size());
+    for (int g = 0; g < chain_.num_groups; ++g)
+        if (!fits(g)) return kInfinity;
+    return run();
+}
+
+double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
+                           Control& control) {
+    double current = time_of(order), best = current, length_ms = 0.0;
+    for (const int block : order)
+        length_ms += length(block / chain_.num_microbatches) / static_cast<double>(order.size());
     order = order_;
     follow_back(random);
     for (long step = 0; step < num_steps && best > enough_ms * (1 + 1e-12); ++step) {

@@ -14,6 +14,10 @@ class ChainSwaps {
     // The chain has to live as long as this; its links carry both directions at once.
     explicit ChainSwaps(const Chain& chain);
 
+    // The iteration time of an order (blocks in the order of decisions); infinite if it deadlocks or
+    // needs more room than there is.
+    double time_of(const std::vector<int>& order);
+
     // Walks from this order (blocks in the order of decisions) for so many steps, and leaves the best
     // one in it. Returns its iteration time. Ends early at `enough_ms`, and at the deadline.
     double improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
