@@ -284,8 +284,8 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     }
     int num_blocks = 0;
     for (int p = 0; p < P; ++p) num_blocks += M * (chain.is_split[p] ? 3 : 2);
-    if (static_cast<int>(order_.size()) < num_blocks)
-        throw std::logic_error("chain_schedule: deadlock");
+    // Cannot be (docs/theory.md, section 11); and if rounding should bring it about, it is no schedule.
+    if (static_cast<int>(order_.size()) < num_blocks) return last_ms_ = kInfinity;
     return last_ms_ = finish();
 }
 
@@ -298,7 +298,7 @@ double ChainScheduler::run(const ChainSettings& settings) {
 
 void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
     if (last_ms_ < best_ms_) best_ms_ = last_ms_, best_order_ = order_;
-    if (last_ms_ > walk.ms * (1 + 1e-12)) return;
+    if (last_ms_ == kInfinity || last_ms_ > walk.ms * (1 + 1e-12)) return;
     walk.ms = last_ms_, walk.patience = patience, walk.most = most;
     latest_starts(walk.keys);
     walk.starts = start_ms_;
