@@ -57,7 +57,6 @@ OPTIMAL_WITHIN = 1e-7
 SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
-MAX_SEED = 2**64
 NUM_POLISHED = 4
 """Plans for which each search looks for better schedules."""
 
@@ -76,10 +75,8 @@ def plan_best(
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
-            first = settings.BEFORE_PROOF
-            search.search_from(
-                different_plans(search.incumbent.ranked(), first.num_searches), first
-            )
+            first = different_plans(search.incumbent.ranked(), settings.BEFORE_PROOF.num_searches)
+            search.search_from(first, settings.BEFORE_PROOF)
         search.prove()
         if late is not None:
             search.start_from(late)
@@ -360,7 +357,7 @@ class _Search:
         found = _core.local_search(
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
-            (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
+            (self.problem.seed * 1_000_003 + self._num_searches) % 2**64,
             step.budget * self._budget,
             self.bound_ms,
             self.problem.num_threads,
