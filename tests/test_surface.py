@@ -125,6 +125,7 @@ COMMANDS = {
         *PLANNING_OPTIONS,
     },
     "demo": {"-o", "--output"},
+    "discover": {"-o", "--output", "--from", "--processes", "--hosts", "--name", "--assume"},
     "export": {"plan", "--to", "-o", "--output", "--map", "--nearest"},
     "export-checkpoint": {"directory", "-o", "--output"},
     "import": {
