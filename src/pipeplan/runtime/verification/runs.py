@@ -4,7 +4,7 @@
 
     whole model   F0 B0 F1 B1                       ordinary training, microbatch by microbatch
     spoiling      F B with other inputs             whatever Python remembers of them is wrong now
-    stage         F0 F1 B0 B1                       by the runtime's own code; its inputs are what
+    stage         F0 F1 B0 B1, or I and W           by the runtime's own code; its inputs are what
                                                     enters these layers in the whole model
 
 The stage must not find anything that the whole model left behind in Python: globals, caches,
@@ -15,7 +15,7 @@ the spoiling run replaces them by values of other inputs.
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.pipeline import Kind
 from pipeplan.runtime.code_state import CodeState
 from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
@@ -112,6 +113,15 @@ class StageCalls:
     amp_dtype: torch.dtype | None
     decayed: frozenset[str] = frozenset()
     """Parameters that the optimizer shrinks by weight decay, even if their gradient is zero."""
+    kinds: frozenset[Kind] = frozenset({Kind.FORWARD, Kind.BACKWARD})
+    """The kinds of the stage's blocks."""
+    own_stages: frozenset[int] = frozenset()
+    """All stages of the rank, if it has several."""
+
+    def splits(self, index: int) -> bool:
+        """Whether the backward of a sample runs in two halves; where the plan has both, in turn."""
+        both = {Kind.BACKWARD, Kind.INPUT_GRADIENT} <= self.kinds
+        return Kind.INPUT_GRADIENT in self.kinds and not (both and index % 2)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """As the runtime autocasts."""
@@ -235,6 +245,13 @@ def run_stage(
     stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
 ) -> Result:
     """The stage's results, with what enters it in the whole model."""
+    with stage.module.alone():
+        return _run_alone(stage, samples, whole, trains=trains)
+
+
+def _run_alone(
+    stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
+) -> Result:
     module, result = stage.module, Result()
     randomness = SameRandomness(owned_positions(module))
     _clear(module.model)
@@ -249,6 +266,7 @@ def run_stage(
             ]
             for index in range(len(samples) if trains else 0):
                 _backward(stage, index, whole.leaving[index], carried[index], result)
+            _run_weights(stage, range(len(samples) if trains else 0), result)
     finally:
         recorder.detach()
     result.draws, result.uses_own_generator = randomness.draws, randomness.uses_own_generator
@@ -329,10 +347,23 @@ def _backward(
     grad_outputs: list[torch.Tensor | None] = []
     if leaving is not None:
         grad_outputs = [None if each is None else each.clone() for each in leaving.gradients]
-    gradients = stage.runner.backward(index, grad_outputs)
+    run = stage.runner.backward_input if stage.splits(index) else stage.runner.backward
+    gradients = run(index, grad_outputs)
     entering = note([tensor.detach() for tensor in carried])
     entering.gradients = gradients
     result.entering.append(entering)
+
+
+def _run_weights(stage: StageCalls, indices: Iterable[int], result: Result) -> None:
+    """Run the second halves of backwards. What they run again has been noted before."""
+    for calls in result.calls:
+        for call in calls.values():
+            for noted in (call.first_input, call.output):
+                if noted is not None:
+                    noted.is_complete = True
+    for index in indices:
+        if stage.splits(index):
+            stage.runner.backward_weight(index)
 
 
 def _note_tensors(stage: StageCalls, result: Result) -> None:

@@ -25,6 +25,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.placement import name_stages
 from pipeplan.runtime.verification.differences import (
     NOT_THERE,
     REMEMBERS,
@@ -103,12 +104,7 @@ def compare_stage(
     own_state.put_back()
     with _nudged([*module.model.parameters(), *module.rest.tensors]):
         own = {id(parameter) for parameter in module.model.parameters()}
-        separated = module.rest.separate(own)
-        shared = [
-            name
-            for name, parameter in stage.parameters.items()
-            if len(held_by[name]) > 1 and id(parameter) not in separated
-        ]
+        shared = _find_shared(stage, module.rest.separate(own), held_by, first_name_of)
         rows = RowReport()
         try:
             with warnings.catch_warnings():
@@ -118,6 +114,7 @@ def compare_stage(
                 if joint is not None and difference is None:
                     rows = look_at_rows(stage, samples, wholes, joint, spread)
                     difference = _in_forward(rows.problem) if rows.problem else None
+                difference = difference or _find_common(stage, wholes[True])
         finally:
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
@@ -133,12 +130,47 @@ def compare_stage(
     return Report(
         difference=difference,
         loss=float(sum(wholes[True].losses)),
-        whole=_project(wholes[True], shared, first_name_of),
-        cut=_project(cut, shared, first_name_of),
+        whole=_project(wholes[True], shared),
+        cut=_project(cut, shared),
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
     )
+
+
+def _find_shared(
+    stage: StageCalls,
+    separated: set[int],
+    held_by: Mapping[str, set[int]],
+    first_name_of: Mapping[str, str],
+) -> dict[str, str]:
+    """Parameters whose gradient in the whole model is that of several stages; by name, its key.
+
+    The gradients of all stages with the same key add up to it. Where a parameter was separated from
+    its uses on other ranks, these are the stages of this rank.
+    """
+    found = {}
+    for name, parameter in stage.parameters.items():
+        own = held_by[name] & stage.own_stages
+        if len(held_by[name]) > 1 and id(parameter) not in separated:
+            found[name] = first_name_of[name]
+        elif len(own) > 1:
+            found[name] = f"{first_name_of[name]} ({name_stages(sorted(own))})"
+    return found
+
+
+def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
+    """Refuse what a forward changes outside of layers, if a rank runs it once for each stage."""
+    if len(stage.own_stages) < 2:
+        return None
+    for name in whole.remembers:
+        if stage.module.held.is_common(name):
+            return _in_forward(
+                f"model: {printable(name)!r} changes in each forward, outside of the layers, and a"
+                f" rank with several stages ({name_stages(sorted(stage.own_stages))}) runs that for"
+                " each of them; keep it in a layer, or plan with one stage a device"
+            )
+    return None
 
 
 def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
@@ -238,14 +270,14 @@ def _other_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run_and_compare(
-    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
+    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Mapping[str, str]
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
     state = stage.state()
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
-            return find_difference(stage, whole, whole, shared=shared), trained
+            return find_difference(stage, whole, whole, shared=list(shared)), trained
         missing = _find_missing(stage, whole)
         if missing is not None:
             return _in_forward(missing), trained
@@ -262,7 +294,7 @@ def _run_and_compare(
             return _in_forward(text), trained
         finally:
             state.put_back()
-        difference = find_difference(stage, whole, cut, shared=shared if trains else [])
+        difference = find_difference(stage, whole, cut, shared=list(shared) if trains else [])
         if difference is not None:
             if not trains:
                 difference = replace(difference, text=f"{difference.text} (in evaluation)")
@@ -335,12 +367,11 @@ def _nudged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             tensor.data.copy_(values)
 
 
-def _project(result: Result, names: Sequence[str], first_name_of: Mapping[str, str]) -> Projections:
+def _project(result: Result, keys: Mapping[str, str]) -> Projections:
     """Two numbers that are linear in the gradient, and the gradient's size."""
     found: Projections = {}
-    for name in names:
+    for name, first in keys.items():
         gradient = result.gradients.get(name)
-        first = first_name_of[name]
         if gradient is None:
             found[first] = [0.0, 0.0, 0.0]
             continue
