@@ -1,5 +1,6 @@
 """The second input: devices, and the bandwidth and latency between every two of them."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -178,6 +179,13 @@ class Cluster:
             self.shared,
         )
         object.__setattr__(self, "links", links)
+
+    def __repr__(self) -> str:
+        num_hosts = len({device.host for device in self.devices})
+        return (
+            f"<Cluster {reprlib.repr(self.name)}: {self.num_devices} devices in {num_hosts} hosts,"
+            f" {len(self.links)} shared links>"
+        )
 
     @property
     def num_devices(self) -> int:

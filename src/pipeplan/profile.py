@@ -1,5 +1,6 @@
 """The first input: what one microbatch of a model costs, layer by layer."""
 
+import reprlib
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,13 @@ class LayerProfile:
                     " the backward_ms that it is a part of"
                 )
 
+    def __repr__(self) -> str:
+        return (
+            f"<Layer {reprlib.repr(self.name)}: forward {self.forward_ms:.4g} ms,"
+            f" backward {self.backward_ms:.4g} ms,"
+            f" {self.parameter_bytes / 1e6:.4g} MB of parameters>"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
@@ -131,6 +139,13 @@ class ModelProfile:
                 )
         _require_tied(self.tied, first_with)
         _require_sizes(self.layers, self.microbatch_size)
+
+    def __repr__(self) -> str:
+        num_bytes = sum(layer.parameter_bytes for layer in self.layers)
+        return (
+            f"<Model {reprlib.repr(self.name)}: {len(self.layers)} layers,"
+            f" {num_bytes / 1e9:.4g} GB of parameters, microbatches of {self.microbatch_size}>"
+        )
 
     @property
     def num_layers(self) -> int:

@@ -36,12 +36,13 @@ class PlanProof {
                    listing_.least_ms() < std::min(target_ms(), open_ms_))
                 states.push_back(listing_.take());
             std::vector<Step> taken(states.size());
-            pool_.run(static_cast<int>(states.size()), [&](int k, int) {
+            const auto look_at = [&](int k, int) {
                 control_.check();
                 Step& step = taken[k];
                 if (listing_.is_whole(states[k])) judge(states[k], step);
                 else step.next = listing_.extend(states[k], target_ms(), step.steps);
-            });
+            };
+            pool_.run(static_cast<int>(states.size()), look_at, Tasks::kShort);
             for (Step& step : taken) {
                 steps += step.steps;
                 open_ms_ = std::min(open_ms_, step.open_ms);

@@ -11,8 +11,10 @@ from pipeplan.commands.export import export_command
 from pipeplan.commands.export_checkpoint import export_checkpoint_command
 from pipeplan.commands.import_files import import_command
 from pipeplan.commands.judge import check_command, simulate_command
+from pipeplan.commands.narrow_help import NarrowContext
 from pipeplan.commands.plan import demo_command, plan_command
-from pipeplan.commands.report import plot_command, report_command, trace_command
+from pipeplan.commands.plot import plot_command
+from pipeplan.commands.report import report_command, trace_command
 from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
 from pipeplan.commands.sweep import sweep_command
@@ -73,7 +75,14 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
             "plan gpt2-xl my.cluster.yaml --global-batch 512 --report gpt2.html",
         ),
     ),
-    (plot_command, "Draw a plan as SVG or PNG.", ("plot bert.plan.json -o bert.svg",)),
+    (
+        plot_command,
+        "Draw a plan or a sweep.",
+        (
+            "plot bert.plan.json -o bert.svg",
+            "plot results.csv --x devices --y speedup -o speedup.pdf",
+        ),
+    ),
     (report_command, "Write a plan as an HTML page.", ("report bert.plan.json -o bert.html",)),
     (
         schema_command,
@@ -96,9 +105,11 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
     (zoo_command, "List ready models and clusters.", ("zoo", "zoo bert-large -o my.model.json")),
 )
 
+commands.context_class = NarrowContext
 for command, summary, examples in TABLE:
     command.short_help = summary
     lines = "\n".join(f"  pipeplan {example}" for example in examples)
     command.epilog = f"\b\n{'Examples' if len(examples) > 1 else 'Example'}:\n{lines}"
+    command.context_class = NarrowContext
     command.params.append(quiet_option())
     commands.add_command(command)

@@ -7,7 +7,7 @@ from typing import Any
 from pipeplan.report.names import short_text
 from pipeplan.report.units import percent
 
-__all__ = ["ComparisonTable", "comparison_table"]
+__all__ = ["ComparisonTable", "comparison_table", "heading_of"]
 
 REASON_KEYS = ("infeasible_reason", "reason", "error")
 """Where a row says why there is no plan."""
@@ -65,7 +65,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> ComparisonTable:
     times = [row.get("iteration_ms") for row in rows if not _reason(row)]
     best = min((time for time in times if _is_number(time) and time is not None), default=None)
     return ComparisonTable(
-        columns=[Column(heading=_heading(name), kind=kinds[name]) for name in names],
+        columns=[Column(heading=heading_of(name), kind=kinds[name]) for name in names],
         rows=[_row(row, kinds, best) for row in rows],
     )
 
@@ -97,7 +97,8 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _heading(column: str) -> str:
+def heading_of(column: str) -> str:
+    """A column's name for people: `peak_memory_gb` is `peak memory (GB)`."""
     name, unit = column.removeprefix("num_"), ""
     for suffix, words in UNITS:
         if column.endswith(suffix):

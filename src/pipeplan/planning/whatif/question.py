@@ -39,6 +39,11 @@ class WhatIf:
     replanned_problem: str | None
     planning_s: float
 
+    def __repr__(self) -> str:
+        plans = (self.before, self.kept, self.replanned)
+        today, kept, new = (f"{p.iteration_ms:.6g} ms" if p else "none" for p in plans)
+        return f"<What if {self.changes.title[:40]}: today {today}, kept {kept}, new {new}>"
+
     @property
     def is_kept_best(self) -> bool:
         """Whether the old plan is still the best one known."""

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeplan.measure.footprint import AliveBytes, KeptBytes
 from pipeplan.profile import LayerProfile, ModelProfile
-from pipeplan.splitting.footprint import AliveBytes, KeptBytes
 from pipeplan.splitting.layout import Layout, LayoutKind, lay_out
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule, cut
 
-__all__ = ["profile_layers"]
+__all__ = ["profile"]
 
 MS_IN_S = 1e3
 
@@ -43,7 +43,7 @@ class _AtomCosts:
     output: Any
 
 
-def profile_layers(
+def profile(
     model: nn.Module,
     batch: Any,
     *,
