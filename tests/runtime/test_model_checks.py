@@ -1,5 +1,7 @@
 """What a pipeline refuses before it begins: models, hooks, optimizers, batches and losses."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -122,7 +124,7 @@ class _StageOf:
     """A replica, as far as the check before a step looks at it."""
 
     def __init__(self, module):
-        self.module = module
+        self.parts = [SimpleNamespace(module=module)]
 
 
 def test_a_layer_that_is_replaced_later_is_refused():

@@ -247,7 +247,7 @@ def count_weight_gradients(module, x):
     leaf = x.detach().clone().requires_grad_(x.requires_grad)
     with boxes.packing():
         y = module(leaf.clone())
-    gradients, half = run_input_half([(get_gradient_edge(y), torch.ones_like(y))], [leaf], boxes)
+    _, half = run_input_half([(get_gradient_edge(y), torch.ones_like(y))], [leaf], boxes)
     counts.append(sum(p.grad is not None for p in module.parameters()))
     half.run()
     counts.append(sum(p.grad is not None for p in module.parameters()))

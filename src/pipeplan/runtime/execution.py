@@ -35,7 +35,7 @@ from pipeplan.splitting.split_backward import (
     run_input_half,
     take_gradients,
 )
-from pipeplan.splitting.stage_modules import StageModule, is_inside_checkpoint
+from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["StageRunner"]
@@ -86,9 +86,6 @@ class StageRunner:
         self._halves: dict[int, WeightHalf] = {}
         """What the weights' gradients of a microbatch need."""
         self._boxes = SavedBoxes() if splits else None
-        self._checkpoints: bool | None = None
-        """Whether layers compute activations again in the backward; None until the first one. That
-        would happen again for each weight, so their backward is not split."""
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
         self._extra: list[torch.Tensor] = []
@@ -233,7 +230,7 @@ class StageRunner:
     ) -> list[torch.Tensor | None]:
         """The same without the gradients of weights; `backward_weight` computes those."""
         kept, roots = self._take_roots(microbatch, grad_outputs)
-        if self._boxes is None or self._checkpoints:
+        if self._boxes is None or self._boxes.meets_checkpoints:
             self._halves[microbatch] = WeightHalf()
             return _run_whole(kept, roots)
         gradients, half = run_input_half(roots, kept.carried, self._boxes)
@@ -275,23 +272,7 @@ class StageRunner:
         """Inside, autograd saves tensors so that half a backward can free them."""
         if self._boxes is None or not torch.is_grad_enabled():
             return NOTHING
-        if self._checkpoints is None:
-            return self._looking_for_checkpoints(self._boxes)
         return self._boxes.packing()
-
-    @contextlib.contextmanager
-    def _looking_for_checkpoints(self, boxes: SavedBoxes) -> Iterator[None]:
-        self._checkpoints = False
-
-        def look(*_: Any) -> None:
-            self._checkpoints = self._checkpoints or is_inside_checkpoint()
-
-        handle = nn.modules.module.register_module_forward_pre_hook(look)
-        try:
-            with boxes.packing():
-                yield
-        finally:
-            handle.remove()
 
     def _save_state(self) -> ModuleState | None:
         """What the modules remember that a forward changes; None if no forward will run again."""

@@ -125,7 +125,7 @@ def make_groups(
     It is None for stages on a single rank. Each stage has one, too. Stages on the same ranks share
     theirs.
     """
-    sets = [*((stage,) for stage in range(len(stage_ranks)))]
+    sets: list[tuple[int, ...]] = [(stage,) for stage in range(len(stage_ranks))]
     sets += sorted({tuple(sorted(stages)) for stages in held_by.values() if len(stages) > 1})
     made: dict[tuple[int, ...], Any] = {}
     found = {}

@@ -59,7 +59,9 @@ class Placement:
         for rank in range(num_ranks):
             stages = [stage for stage, _ in self.places(rank)]
             on_device = printable(self.device_of.get(rank, ""))
-            names.append(f"{name_stages(stages)} on {on_device}" if stages else "unused by the plan")
+            names.append(
+                f"{name_stages(stages)} on {on_device}" if stages else "unused by the plan"
+            )
         return names
 
 

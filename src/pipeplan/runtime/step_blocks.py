@@ -67,7 +67,9 @@ class StepBlocks:
             part.exchange.expect([block for block in order if block.stage == stage])
         last_of = {block.stage: position for position, block in enumerate(order)}
         has_marks, wait_s = self.timing.is_needed, clock()
-        for position, (block, following) in enumerate(zip(order, self._next_of(order), strict=True)):
+        for position, (block, following) in enumerate(
+            zip(order, self._next_of(order), strict=True)
+        ):
             part = parts[block.stage]
             enter(State.WAITING, block)
             arrival = part.exchange.take(block)

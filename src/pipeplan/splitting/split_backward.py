@@ -31,7 +31,7 @@ Reference:
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
+from pipeplan.splitting.checkpoint_frames import CheckpointFinder
 from pipeplan.splitting.graph_walk import GraphWalk, Leaves, walk
 from pipeplan.splitting.torch_private import count_changes, gradient_hooks
 
@@ -69,10 +70,25 @@ class SavedBoxes:
         self._local = threading.local()
         self._done: list[_Box] | None = None
         """Boxes that nobody needs after this I; None while none runs."""
+        self._finder: CheckpointFinder | None = None
 
-    def packing(self) -> torch.autograd.graph.saved_tensors_hooks:
+    @property
+    def meets_checkpoints(self) -> bool:
+        """Whether layers compute activations again in the backward, which W would do each time.
+
+        The first forward tells.
+        """
+        return self._finder is not None and self._finder.has_found
+
+    @contextmanager
+    def packing(self) -> Iterator[None]:
         """Inside, autograd saves into boxes."""
-        return torch.autograd.graph.saved_tensors_hooks(_Box, self._open)
+        with ExitStack() as stack:
+            if self._finder is None:
+                self._finder = CheckpointFinder()
+                stack.enter_context(self._finder.looking())
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Box, self._open))
+            yield
 
     def _open(self, box: _Box) -> torch.Tensor:
         tensor = box.tensor

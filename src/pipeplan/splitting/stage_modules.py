@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import checkpoint
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
@@ -39,7 +39,7 @@ from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_place
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["StageModule", "cut", "cut_all", "is_inside_checkpoint"]
+__all__ = ["StageModule", "cut", "cut_all"]
 
 CHAIN_NOTE = (
     "pipeplan: layers named one by one are a chain, each called with what the one before returns"
@@ -338,16 +338,6 @@ def _untraced(hook: Any) -> Any:
     if "torch._dynamo" not in sys.modules:
         return hook
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-
-
-def is_inside_checkpoint() -> bool:
-    """Whether the caller runs inside torch.utils.checkpoint."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename == checkpoint.__file__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

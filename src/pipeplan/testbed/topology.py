@@ -83,7 +83,7 @@ def find_topology(plan: Plan) -> Topology:
             "duplex: is half; the testbed's links carry both directions at once; measure a plan for"
             " the same cluster with duplex full"
         )
-    used = sorted(device for stage in plan.stages for device in stage.devices)
+    used = sorted({device for stage in plan.stages for device in stage.devices})
     if len(used) > MOST_RANKS:
         raise InputError(
             f"stages: use {len(used)} devices; the testbed emulates {MOST_RANKS} at most"

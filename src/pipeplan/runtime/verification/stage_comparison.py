@@ -13,7 +13,6 @@ changed a little while it lasts: they could hide a difference.
 
 import contextlib
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,16 +34,15 @@ from pipeplan.runtime.verification.differences import (
 )
 from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
-from pipeplan.runtime.verification.runs import (
-    Result,
-    Sample,
-    StageCalls,
-    evaluate_whole,
-    run_stage,
-    run_whole,
-    try_whole,
-)
+from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
 from pipeplan.runtime.verification.same_randomness import SameRandomness
+from pipeplan.runtime.verification.shared_gradients import (
+    Projections,
+    find_in_sums,
+    find_shared,
+    project,
+)
+from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.torch_private import count_changes
 
@@ -52,9 +50,6 @@ __all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
 NUDGE = 0.05
 """The size of the changes of constant parameters."""
-
-Projections = dict[str, list[float]]
-"""For each parameter that several stages hold: numbers that are linear in its gradient."""
 
 
 class WholeModelError(RuntimeMismatchError):
@@ -104,7 +99,13 @@ def compare_stage(
     own_state.put_back()
     with _nudged([*module.model.parameters(), *module.rest.tensors]):
         own = {id(parameter) for parameter in module.model.parameters()}
-        shared = _find_shared(stage, module.rest.separate(own), held_by, first_name_of)
+        shared = find_shared(
+            stage.parameters,
+            module.rest.separate(own),
+            held_by,
+            first_name_of,
+            stage.own_stages,
+        )
         rows = RowReport()
         try:
             with warnings.catch_warnings():
@@ -130,33 +131,12 @@ def compare_stage(
     return Report(
         difference=difference,
         loss=float(sum(wholes[True].losses)),
-        whole=_project(wholes[True], shared),
-        cut=_project(cut, shared),
+        whole=project(wholes[True].gradients, shared),
+        cut=project(cut.gradients, shared),
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
     )
-
-
-def _find_shared(
-    stage: StageCalls,
-    separated: set[int],
-    held_by: Mapping[str, set[int]],
-    first_name_of: Mapping[str, str],
-) -> dict[str, str]:
-    """Parameters whose gradient in the whole model is that of several stages; by name, its key.
-
-    The gradients of all stages with the same key add up to it. Where a parameter was separated from
-    its uses on other ranks, these are the stages of this rank.
-    """
-    found = {}
-    for name, parameter in stage.parameters.items():
-        own = held_by[name] & stage.own_stages
-        if len(held_by[name]) > 1 and id(parameter) not in separated:
-            found[name] = first_name_of[name]
-        elif len(own) > 1:
-            found[name] = f"{first_name_of[name]} ({name_stages(sorted(own))})"
-    return found
 
 
 def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
@@ -270,7 +250,10 @@ def _other_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run_and_compare(
-    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Mapping[str, str]
+    stage: StageCalls,
+    samples: Sequence[Sample],
+    wholes: dict[bool, Result],
+    shared: Mapping[str, str],
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
     state = stage.state()
@@ -337,7 +320,7 @@ def first_difference(reports: Sequence[Report], rounding: Callable[[float], floa
     """The difference of all stages that explains most; None if there is none."""
     found = [report.difference for report in reports if report.difference is not None]
     found.sort(key=lambda difference: not difference.is_in_forward)
-    return found[0].text if found else _find_in_sums(reports, rounding)
+    return found[0].text if found else find_in_sums(reports, rounding)
 
 
 def _first_line(error: Exception) -> str:
@@ -365,42 +348,3 @@ def _nudged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for tensor, values in kept.values():
             tensor.data.copy_(values)
-
-
-def _project(result: Result, keys: Mapping[str, str]) -> Projections:
-    """Two numbers that are linear in the gradient, and the gradient's size."""
-    found: Projections = {}
-    for name, first in keys.items():
-        gradient = result.gradients.get(name)
-        if gradient is None:
-            found[first] = [0.0, 0.0, 0.0]
-            continue
-        values = gradient.detach().double().flatten().cpu()
-        generator = torch.Generator().manual_seed(zlib.crc32(first.encode()))
-        vectors = torch.randn(2, values.numel(), generator=generator, dtype=torch.float64)
-        found[first] = [*(vectors @ values).tolist(), float(values.norm())]
-    return found
-
-
-def _find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
-    """Compare gradients of parameters that several stages hold: the sum over stages is the whole's.
-
-    Ranks that have loaded their stage from a checkpoint differ in the rest of the model. Then
-    nothing can be said.
-    """
-    losses = [report.loss for report in reports]
-    if max(losses) - min(losses) > rounding(max(map(abs, losses))):
-        return None
-    names = sorted({name for report in reports for name in report.whole})
-    for name in names:
-        wholes = [report.whole[name] for report in reports if name in report.whole]
-        cuts = [report.cut[name] for report in reports if name in report.cut]
-        size = max([whole[2] for whole in wholes] + [sum(cut[2] for cut in cuts)])
-        for number in (0, 1):
-            total = sum(cut[number] for cut in cuts)
-            if abs(total - wholes[0][number]) > 10 * rounding(size):
-                return (
-                    f"parameter {name!r}: its gradients of all stages together are not that of the"
-                    " whole model; something uses it in a way that a cut loses"
-                )
-    return None

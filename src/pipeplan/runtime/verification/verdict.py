@@ -17,7 +17,7 @@ from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
-from pipeplan.runtime.verification.runs import Sample, StageCalls
+from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
     compare_stage,
@@ -173,9 +173,7 @@ class Verification:
         except RuntimeMismatchError as error:
             return failed(error)
 
-    def _compare_part(
-        self, part: Part, samples: list[Sample], targets: tuple[Any, int]
-    ) -> Report:
+    def _compare_part(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
         replica = self.replica
         assert replica is not None  # this is one of its parts
         groups = self.optimizer.param_groups
