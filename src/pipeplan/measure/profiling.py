@@ -1,264 +1,231 @@
-"""Makes a first profile of a model: times each layer alone, on the device of the model.
+"""Makes the profile of a model: times each layer alone, where the model is, or estimates it.
 
-One forward of the whole model records the inputs of each layer. The modules before and behind a
-layer list are timed as stages of their own.
-
-Activations are what autograd keeps for the backward. For the last layer with its loss, they are the
-most bytes alive at once in its forward and backward. With a large vocabulary, the gradients of
-logits and of their logarithms are several times larger than what autograd keeps. They make up most
-of the last stage's memory.
+Rounds go over all layers and the whole model in turn, so that a machine that becomes slower for a
+while is slower for all of them. The median of rounds counts. The layers' sum beside the whole model
+says how far to trust the profile.
 """
 
+import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
-from pipeplan.measure.footprint import AliveBytes, KeptBytes
-from pipeplan.profile import LayerProfile, ModelProfile
-from pipeplan.splitting.layout import Layout, LayoutKind, lay_out
+from pipeplan.documents.text import printable
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.measure.atoms import Call, parameters_of
+from pipeplan.measure.bench import Bench
+from pipeplan.measure.clocks import Clock, clock_of
+from pipeplan.measure.merging import merge_layers
+from pipeplan.measure.results import ModelMeasurement
+from pipeplan.measure.roofline import RooflineClock, find_accelerator
+from pipeplan.measure.sessions import Progress, Session
+from pipeplan.measure.unchanged import in_training, left_unchanged
+from pipeplan.profile import ModelProfile
+from pipeplan.runtime.batches import as_call, mark_rows, num_rows, select_rows
+from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.nesting import map_tensors, tensors_in
-from pipeplan.splitting.stage_modules import StageModule, cut
+from pipeplan.splitting.torch_private import (
+    FakeCopyMode,
+    FakeTensorMode,
+    is_about_values,
+    without_fake_log,
+)
+from pipeplan.user_code import describe_error
 
-__all__ = ["profile"]
+__all__ = ["Progress", "measure_model", "profile"]
 
-MS_IN_S = 1e3
-
-
-@dataclass(slots=True)
-class _AtomCosts:
-    """The costs of one atom."""
-
-    forward_ms: float
-    backward_ms: float
-    output_bytes: float
-    gradient_bytes: float
-    parameter_bytes: float
-    activation_bytes: float
-    output: Any
+FEWEST_RUNS, MOST_RUNS = 5, 40
+"""By default rounds go on until they have taken a few seconds, within these numbers."""
 
 
-def profile(
-    model: nn.Module,
+def profile(model: Any, batch: Any, **options: Any) -> ModelProfile:
+    """The model profile of `model` for microbatches like `batch`; see `measure_model`."""
+    return measure_model(model, batch, **options).profile
+
+
+def measure_model(
+    model: nn.Module | Callable[[], nn.Module],
     batch: Any,
     *,
     layers: Sequence[str] | None = None,
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
     targets: Any = None,
     name: str = "",
-    repeats: int = 3,
-) -> ModelProfile:
-    """The model profile of `model` for microbatches like `batch`.
+    microbatch_size: int | None = None,
+    at: Sequence[int] = (),
+    repeats: int | None = None,
+    amp_dtype: torch.dtype | None = None,
+    estimate: str | None = None,
+    tell: Progress | None = None,
+) -> ModelMeasurement:
+    """Measure a model on its device, or estimate it for another; the model stays as it is.
 
     Args:
-        model: a model on its device. It is not changed. With a layer list, it is copied twice.
-        batch: one microbatch: a tensor, a tuple by position or a dict by name.
+        model: a model on its device, or a function that builds one. For an estimate, the function
+            is called on fake tensors, so that a model of any size takes no memory.
+        batch: one microbatch: a tensor, a tuple by position or a dict by name; or a function that
+            makes it.
         layers: the names of the layers, if they cannot be found automatically.
         loss_fn: belongs to the last layer; gets its output and `targets`.
-        targets: for the loss.
+        targets: for the loss; or a function that makes them.
         name: the profile's name; by default the model's class.
-        repeats: the number of runs; their median counts.
+        microbatch_size: the rows of a microbatch, by default those of `batch`; its rows are
+            repeated or left out.
+        at: further microbatch sizes to measure times at.
+        repeats: the number of runs, whose median counts; by default as many as take a few seconds.
+        amp_dtype: autocast to this type, as the runtime does.
+        estimate: a device such as `a100`, or `TFLOPs,GB/s`: compute times instead of measuring.
+        tell: is told how far the work is.
+
+    Raises:
+        PipeplanError: no layers are found, or the model cannot run this batch.
     """
-    layout = lay_out(model, layers, range(len(layers)) if layers is not None else ())
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(batch, Mapping):
-        kwargs = dict(batch)
-    else:
-        args = batch if isinstance(batch, tuple) else (batch,)
-    last_loss = None if loss_fn is None else lambda output: loss_fn(output, targets)
-    atoms = []
-    for is_last, call in _timed_calls(model, layout, args, kwargs):
-        atoms.append(_measure(call, last_loss if is_last else None, repeats))
-        call.remember(atoms[-1].output)
-    rows = next(tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim)
-    return ModelProfile(
-        name=name or type(model).__name__,
-        microbatch_size=rows,
-        input_bytes=float(sum(tensor.nbytes for tensor in tensors_in((args, kwargs)))),
-        layers=tuple(
-            _merge(layer_name, [atoms[atom] for atom in layout.atoms_of[layer]])
-            for layer, layer_name in enumerate(layout.names)
-        ),
-    )
+    with _world(estimate) as world:
+        module = world.build(model)
+        call_of = _Batches(world.take(batch), world.take(targets), loss_fn)
+        layout = lay_out(module, layers, range(len(layers)) if layers is not None else ())
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        clock = world.clock or clock_of(device)
+        rows = call_of.rows if microbatch_size is None else microbatch_size
+        sizes = [rows, *(size for size in dict.fromkeys(at) if size != rows)]
+        if min(sizes) < 1:
+            raise InputError(f"microbatch size: {min(sizes)} is below 1")
+        with left_unchanged(module), in_training(module):
+            parameters = parameters_of(module, layout)
+            runs = []
+            for index, size in enumerate(sizes):
+                call, loss = call_of.sized(size, device)
+                bench = Bench(clock, device, loss, amp_dtype)
+                session = Session(module, layout, call, bench, parameters)
+                with _explained():
+                    session.run(
+                        _num_runs(repeats, is_estimate=bool(estimate)),
+                        in_parts=not index,
+                        tell=_part(tell, index, len(sizes)),
+                    )
+                runs.append(session)
+        return merge_layers(
+            runs,
+            sizes,
+            layout,
+            name=name or type(module).__name__,
+            input_bytes=call_of.bytes_of(rows),
+            parameters=parameters,
+            device=world.device_name or str(device),
+            is_estimate=bool(estimate),
+        )
 
 
-@dataclass(slots=True)
-class _TimedCall:
-    """A call to time, with its inputs and the parameters that it uses."""
-
-    run: Callable[[Any], Any]
-    inputs: Any
-    parameters: list[nn.Parameter]
-    remember: Callable[[Any], None]
-    """Takes the output, which is the input of the next atom."""
+# ------------------------------------------------------------------------------- real or fake
 
 
-def _timed_calls(
-    model: nn.Module, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[bool, _TimedCall]]:
-    """The atoms of a model, each with its inputs from the whole model."""
-    carried: list[Any] = [None]
+@dataclass(frozen=True, slots=True)
+class _World:
+    """Where models and batches are made: as they are, or on fake tensors."""
 
-    def remember(output: Any) -> None:
-        carried[0] = output
+    mode: FakeTensorMode | None = None
+    clock: Clock | None = None
+    device_name: str = ""
 
-    is_list = layout.kind is LayoutKind.LAYER_LIST
-    seen = _record_calls(model, layout, args, kwargs) if is_list else {}
-    for atom, name in enumerate(layout.atoms):
-        is_last = atom == len(layout.atoms) - 1
-        if name in seen:
-            module = model.get_submodule(name)
+    def build(self, model: Any) -> nn.Module:
+        """The model, built if it is a function; a copy without values for an estimate."""
+        if not isinstance(model, nn.Module):
+            with _explained("model: cannot be built"):
+                model = model()
+        elif self.mode is not None:
+            with FakeCopyMode(self.mode):
+                model = copy.deepcopy(model)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model: is a {type(model).__name__}, not an nn.Module")
+        return model
 
-            def call_module(entered: Any, module: nn.Module = module) -> Any:
-                return module(*entered[0], **entered[1])
-
-            parameters = list(module.parameters())
-            yield is_last, _TimedCall(call_module, seen[name], parameters, remember)
-            continue
-        stage, parameters = _single_stage(model, layout, atom)
-
-        def call_stage(entered: Any, stage: StageModule = stage) -> Any:
-            return stage(entered, args, kwargs)
-
-        yield is_last, _TimedCall(call_stage, carried[0], parameters, remember)
+    def take(self, value: Any) -> Any:
+        """A batch or targets, made if it is a function; without values for an estimate."""
+        if callable(value) and not isinstance(value, torch.Tensor | Mapping | tuple):
+            with _explained("batch: cannot be made"):
+                value = value()
+        if self.mode is None:
+            return value
+        return map_tensors(value, self.mode.from_tensor)
 
 
-def _record_calls(
-    model: nn.Module, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments of each layer of a list, by its name."""
-    seen: dict[str, Any] = {}
+@contextlib.contextmanager
+def _world(estimate: str | None) -> Iterator[_World]:
+    if estimate is None:
+        yield _World()
+        return
+    accelerator = find_accelerator(estimate)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with without_fake_log(), mode, RooflineClock(accelerator) as clock:
+        yield _World(mode, clock, accelerator.name)
 
-    def make_hook(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            seen[name] = map_tensors((args, kwargs), lambda tensor: tensor.detach())
 
-        return hook
-
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(make_hook(name), with_kwargs=True)
-        for name in layout.atoms[1:-1]
-    ]
-    config = getattr(model, "config", None)
-    used_cache = getattr(config, "use_cache", False)
-    if config is not None and used_cache:
-        config.use_cache = False  # a cache would hold the keys of an earlier call
+@contextlib.contextmanager
+def _explained(what: str = "batch: the model cannot take it") -> Iterator[None]:
+    """Errors of a user's code in one line; a full memory with its remedy."""
     try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        if config is not None and used_cache:
-            config.use_cache = used_cache
-        for handle in handles:
-            handle.remove()
-    return seen
+        yield
+    except PipeplanError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error):
+            raise InputError(
+                "model: is too large for the memory of this device"
+                f" ({printable(describe_error(error))}); make microbatches smaller, or estimate it"
+                " without running (--estimate a100)"
+            ) from error
+        if is_about_values(error):
+            raise InputError(
+                "estimate: the model needs the value of a tensor, which an estimate does not have"
+                f" ({printable(describe_error(error))}); measure it, or leave such branches out"
+            ) from error
+        raise InputError(f"{what}: {printable(describe_error(error))}") from error
 
 
-def _single_stage(
-    model: nn.Module, layout: Layout, atom: int
-) -> tuple[StageModule, list[nn.Parameter]]:
-    """One atom as a stage of its own; with a layer list, cut out of a copy of the model."""
-    single = Layout(
-        kind=layout.kind,
-        names=layout.atoms,
-        atoms=layout.atoms,
-        atoms_of=tuple(range(i, i + 1) for i in range(len(layout.atoms))),
-        list_name=layout.list_name,
-    )
-    if layout.kind is LayoutKind.LAYER_LIST:
-        stage = cut(copy.deepcopy(model), single, range(atom, atom + 1))
-        return stage, list(stage.model.parameters())
-    stage = cut(model, single, range(atom, atom + 1), drop=False)
-    return stage, list(model.get_submodule(layout.atoms[atom]).parameters())
+class _Batches:
+    """The example batch with its targets, at any number of rows."""
+
+    def __init__(self, batch: Any, targets: Any, loss_fn: Callable[..., Any] | None) -> None:
+        self.rows = num_rows(batch, "batch")
+        self._batch = mark_rows(batch, self.rows, "batch")
+        self._targets = None if targets is None else mark_rows(targets, self.rows, "targets")
+        self._loss_fn = loss_fn
+
+    def _select(self, marked: Any, size: int, device: torch.device | None = None) -> Any:
+        rows = [row % self.rows for row in range(size)]
+        return select_rows(marked, rows, device)
+
+    def sized(self, size: int, device: torch.device) -> tuple[Call, Callable[[Any], Any] | None]:
+        """The model's call and the loss for so many rows, on the device."""
+        call = Call(*as_call(self._select(self._batch, size, device)))
+        loss_fn = self._loss_fn
+        if loss_fn is None:
+            return call, None
+        targets = None if self._targets is None else self._select(self._targets, size, device)
+        return call, lambda output: loss_fn(output, targets)
+
+    def bytes_of(self, size: int) -> float:
+        """The bytes of the model's inputs for so many rows."""
+        return float(sum(t.nbytes for t in tensors_in(self._select(self._batch, size))))
 
 
-def _measure(
-    call: _TimedCall, loss: Callable[[Any], torch.Tensor] | None, repeats: int
-) -> _AtomCosts:
-    parameters = call.parameters
-    with KeptBytes(parameters) as kept:
-        output, roots = _run(call, _entered(call), loss)
-    _backward(roots)
-    activation_bytes = kept.total
-    if loss is not None:
-        entered = _entered(call)
-        with AliveBytes(parameters) as alive:
-            _backward(_run(call, entered, loss)[1])
-        entered_bytes = sum(tensor.nbytes for tensor in tensors_in(entered))
-        activation_bytes = max(activation_bytes, entered_bytes + alive.most)
-    del roots
-    forward_ms, backward_ms = [], []
-    for _ in range(repeats):
-        entered = _entered(call)
-        start_s = _now_s(parameters)
-        roots = _run(call, entered, loss)[1]
-        middle_s = _now_s(parameters)
-        _backward(roots)
-        end_s = _now_s(parameters)
-        del roots
-        forward_ms.append((middle_s - start_s) * MS_IN_S)
-        backward_ms.append((end_s - middle_s) * MS_IN_S)
-    for parameter in parameters:
-        parameter.grad = None
-    leaving = tensors_in(output)
-    return _AtomCosts(
-        forward_ms=median(forward_ms),
-        backward_ms=median(backward_ms),
-        output_bytes=float(sum(tensor.nbytes for tensor in leaving)),
-        gradient_bytes=float(sum(tensor.nbytes for tensor in leaving if tensor.requires_grad)),
-        parameter_bytes=float(sum(parameter.nbytes for parameter in parameters)),
-        activation_bytes=float(activation_bytes),
-        output=map_tensors(output, lambda tensor: tensor.detach())
-        if isinstance(output, torch.Tensor | tuple | list | dict)
-        else output,
-    )
+def _num_runs(repeats: int | None, *, is_estimate: bool) -> range:
+    """The fewest and the most rounds, as a range."""
+    if is_estimate:
+        return range(1, 1)
+    if repeats is None:
+        return range(FEWEST_RUNS, MOST_RUNS)
+    if repeats < 1:
+        raise InputError(f"repeats: {repeats} is below 1")
+    return range(repeats, repeats)
 
 
-def _entered(call: _TimedCall) -> Any:
-    """The inputs of the call; the first floating-point tensor needs a gradient."""
-    entered = map_tensors(call.inputs, lambda tensor: tensor.detach())
-    for tensor in [t for t in tensors_in(entered) if t.is_floating_point()][:1]:
-        tensor.requires_grad_()
-    return entered
-
-
-def _run(
-    call: _TimedCall, entered: Any, loss: Callable[[Any], torch.Tensor] | None
-) -> tuple[Any, list[torch.Tensor]]:
-    """The output, and the tensors with which the backward begins."""
-    output = call.run(entered)
-    return output, [loss(output)] if loss else _roots(output)
-
-
-def _backward(roots: list[torch.Tensor]) -> None:
-    if roots:
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-
-
-def _roots(output: Any) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-
-
-def _now_s(parameters: list[nn.Parameter]) -> float:
-    if parameters and parameters[0].is_cuda:
-        torch.cuda.synchronize(parameters[0].device)
-    return time.perf_counter()
-
-
-def _merge(name: str, atoms: list[_AtomCosts]) -> LayerProfile:
-    """A layer of several atoms: their sum, with the output of the last."""
-    return LayerProfile(
-        name=name,
-        forward_ms=sum(atom.forward_ms for atom in atoms),
-        backward_ms=sum(atom.backward_ms for atom in atoms),
-        output_bytes=atoms[-1].output_bytes,
-        gradient_bytes=atoms[-1].gradient_bytes,
-        parameter_bytes=sum(atom.parameter_bytes for atom in atoms),
-        activation_bytes=sum(atom.activation_bytes for atom in atoms),
-    )
+def _part(tell: Progress | None, index: int, num_parts: int) -> Progress | None:
+    """Progress of one of several parts, as progress of all."""
+    if tell is None:
+        return None
+    return lambda done, total: tell(index * total + done, num_parts * total)

@@ -113,21 +113,29 @@ class HeldModel:
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
         """Inside, the model is as it was before the cut."""
+        self.restore()
+        try:
+            yield self.model
+        finally:
+            self.apply()
+
+    def restore(self) -> None:
+        """Make the model whole again, as it was before the cut."""
         for name in self._attached:
             delattr(self.model, name)
         for name in self._between:
             self.model.set_submodule(name, self._originals[name])
         self.rest.put_back()
         self.is_whole = True
-        try:
-            yield self.model
-        finally:
-            self.is_whole = False
-            self.rest.hide()
-            for name, stand_in in self._between.items():
-                self.model.set_submodule(name, stand_in)
-            for name, (module, _) in self._attached.items():
-                self.model.add_module(name, module)
+
+    def apply(self) -> None:
+        """Cut the model again after `restore`."""
+        self.is_whole = False
+        self.rest.hide()
+        for name, stand_in in self._between.items():
+            self.model.set_submodule(name, stand_in)
+        for name, (module, _) in self._attached.items():
+            self.model.add_module(name, module)
 
     def attach(self, name: str, module: nn.Module, owner: StandIns) -> None:
         """Count a module's parameters as those of the stage with these stand-ins."""

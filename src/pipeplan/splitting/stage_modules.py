@@ -23,7 +23,7 @@ model only while it runs (`held_model`).
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,6 +106,8 @@ class StageModule:
         """What messages call these layers."""
         self.stand_ins: dict[str, nn.Module] = {}
         """By name, what stands in the place of other stages' modules while this stage runs."""
+        self.on_enter: Callable[[], None] | None = None
+        """Is called when the model's forward takes over what arrived; a chain does so at once."""
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
@@ -126,6 +128,14 @@ class StageModule:
     def alone(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, `model` is what it would be if this stage were the only one of its rank."""
         return self.held.alone(self.stand_ins)
+
+    def restore(self) -> None:
+        """Make `model` whole again, as it was before the cut."""
+        self.held.restore()
+
+    def apply(self) -> None:
+        """Cut the model again after `restore`."""
+        self.held.apply()
 
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
@@ -275,6 +285,8 @@ class _ListStage(StageModule):
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state.inside_list = self._has_entered = True
+        if self.on_enter is not None:
+            self.on_enter()
         return self._arrived
 
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
