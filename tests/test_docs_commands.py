@@ -36,7 +36,14 @@ ELSEWHERE = {
 OWN_TEST = {
     "tutorial.md": "tests/runtime/test_tutorial.py",
     **dict.fromkeys(
-        ("first-steps.md", "failures.md", "memory.md", "my-cluster.md", "sweeps.md"),
+        (
+            "first-steps.md",
+            "failures.md",
+            "memory.md",
+            "my-cluster.md",
+            "schedules.md",
+            "sweeps.md",
+        ),
         "tests/test_docs.py",
     ),
 }
