@@ -6,12 +6,10 @@ from the best time so far and drops what cannot beat it:
 
 1. data parallel and even splits;
 2. the recursion on the bound over several device orders (`_core/plan_on_order.cpp`), first with
-   few replica counts and narrow fronts, then with all;
-3. the paper's partitions (`spp`), those that could still win;
-4. a lower bound for every plan; for small clusters by the same recursion over all sets of
-   devices, which yields plans as well;
-5. complete plans that the caller offers, unless the optimum is found already;
-6. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
+   few replica counts and narrow fronts, then with all; the paper's partitions (`spp`);
+3. a lower bound for every plan (`lower_bound`); over all sets of devices it yields plans as well;
+4. complete plans that the caller offers, unless the optimum is found already;
+5. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
    and the recursion again on the order that the best plan uses, until the effort is spent or the
    bound is met.
 
@@ -273,15 +271,18 @@ class _Search:
         if self.is_optimal or self.is_late or not self.settings.proves_relaxed:
             return
         self.problem.report("proving a lower bound")
-        limit_ms = self.incumbent.iteration_ms
-        num_threads, deadline = self.problem.num_threads, self.problem.deadline
+        limit_ms, deadline = self.incumbent.iteration_ms, self.problem.deadline
         buckets = bucket_sizes(self.num_devices, self.num_layers)
         if buckets is not None:
-            relaxed_ms = relaxed_bound_ms(self.bounded, buckets, limit_ms, num_threads, deadline)
-            self._raise_bound(relaxed_ms, "relaxed")
+            arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
+            self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
         if not self.is_optimal and self.plans_on_sets:
-            self._prove_on_sets()
-        elif not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
+            return self._prove_on_sets()
+        if self.problem.any_shares:
+            budget = (settings.PRICE_STEPS * self.problem.effort, deadline)
+            found_ms = _core.price_bound(self.bounded, self.bound_ms, limit_ms, *budget)
+            self._raise_bound(found_ms, "prices")
+        if not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
             self._prove_on_near_sets()
 
     def _prove_on_sets(self) -> None:
