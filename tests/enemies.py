@@ -1,9 +1,9 @@
 """Instances that mix everything a certificate has to get right, and plans that it may not exceed.
 
-Each instance draws a structure of links, and then any of: uneven speeds, little memory, shared cards
-and racks, times at several sizes, free layers, nothing to send, rates without a limit, few samples,
-constraints, one microbatch or very many. The judges list plans of whatever kind the certificate speaks of.
-They share the cost model and the simulator with the planner, and nothing else.
+Each instance draws a structure of links, and then any of: uneven speeds, little memory, shared
+cards and racks, times at several sizes, free layers, nothing to send, rates without a limit, few
+samples, constraints, one microbatch or very many. The judges list plans of whatever kind the
+certificate speaks of. They share the cost model and the simulator with the planner, nothing else.
 """
 
 import itertools
@@ -90,7 +90,9 @@ def _gateway(rng, num):
 
 
 def _one_way(rng, num):
-    return [[FAST if v > u else rng.choice([0.0, SLOW, 1.0]) for v in range(num)] for u in range(num)]
+    return [
+        [FAST if v > u else rng.choice([0.0, SLOW, 1.0]) for v in range(num)] for u in range(num)
+    ]
 
 
 def _equal(rng, num):
@@ -326,7 +328,8 @@ def with_shares_and_modes(
 def quick_ms(costs: PipelineCosts, num_microbatches: int, caps: list[int]) -> float:
     """The best of the list schedulers and, without caps, of the portfolio."""
     times_ms = [
-        run_list(costs, num_microbatches, preference, caps).iteration_ms for preference in Preference
+        run_list(costs, num_microbatches, preference, caps).iteration_ms
+        for preference in Preference
     ]
     if min(caps) >= num_microbatches:
         times_ms += [SCHEDULES[rule](costs, num_microbatches).iteration_ms for rule in PORTFOLIO]

@@ -1,4 +1,4 @@
-"""Certificates against mixtures of everything: shares, memory, cards, measured times, constraints."""
+"""Certificates against mixtures of shares, memory, cards, measured times and constraints."""
 
 import itertools
 import math

@@ -13,9 +13,9 @@ from the best time so far and drops what cannot beat it:
    and the recursion again on the order that the best plan uses, until the effort is spent or the
    bound is met.
 
-Every plan is simulated under a portfolio of schedules before it counts. Never slower than
-any of its starting points. The same input, seed and effort give the same plan whatever the number
-of threads; only a time limit can change that. `settings` says how much of each step is done.
+Every plan is simulated under a portfolio of schedules before it counts. Never slower than any of
+its starting points. The same input, seed and effort give the same plan with any number of threads;
+only a time limit can change that. `settings` says how much of each step is done.
 """
 
 import itertools
@@ -272,17 +272,16 @@ class _Search:
             return
         self.problem.report("proving a lower bound")
         limit_ms, deadline = self.incumbent.iteration_ms, self.problem.deadline
-        buckets = bucket_sizes(self.num_devices, self.num_layers)
-        if buckets is not None:
+        if buckets := bucket_sizes(self.num_devices, self.num_layers):
             arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
             self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
         if not self.is_optimal and self.plans_on_sets:
-            return self._prove_on_sets()
-        if self.problem.any_shares:
-            budget = (settings.PRICE_STEPS * self.problem.effort, deadline)
-            found_ms = _core.price_bound(self.bounded, self.bound_ms, limit_ms, *budget)
-            self._raise_bound(found_ms, "prices")
-        if not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
+            self._prove_on_sets()
+        elif self.problem.any_shares:
+            known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * self.problem.effort)
+            self._raise_bound(_core.price_bound(self.bounded, *known, deadline), "prices")
+        is_small = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
+        if is_small and not self.is_optimal:
             self._prove_on_near_sets()
 
     def _prove_on_sets(self) -> None:
