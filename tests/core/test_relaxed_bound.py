@@ -293,16 +293,22 @@ def test_all_devices_can_be_paid_for(num_devices):
         assert bound <= known * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", ["two prices in one class", "least prices add up"])
+KINDS = ("two prices in one class", "least prices add up", "all is spent")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_device_costs_more_than_its_price(kind):
     """Each layer suits one device, and the whole budget is spent.
 
     Two devices of nearly one speed have prices of 5 and 6 and become one class, because there are
-    more than 16. Or so many slow devices cost at least 1 that all cost more than was asked for.
+    more than 16. Or so many slow devices cost at least 1 that all cost more than was asked for. Or
+    all classes keep their prices, and the last device costs just what is left.
     """
     if kind == "two prices in one class":
         speeds = [3.2, 3.5, 3.8, 4.1, 4.4, 4.7, 5.0, 5.3, 5.6, 5.97, 6.03, 6.4, 6.8, 7.2, 7.6, 8.1]
         speeds.append(96.0 - sum(speeds))
+    elif kind == "all is spent":
+        speeds = [5.5 + 0.4 * u for u in range(11)]  # no device can serve two layers
     else:
         speeds = [1000.0, *(1 + 0.1 * u for u in range(29))]
     order = random.Random(1).sample(range(len(speeds)), len(speeds))
