@@ -7,8 +7,8 @@ import torch.distributed as dist
 from text_model import build_model, loss_fn, make_batch
 
 import pipeplan as pp
+from pipeplan import measure
 from pipeplan.runtime import Pipeline, join_ranks
-from pipeplan.splitting import profile_layers
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 ROWS, MICROBATCHES = 8, 8
@@ -18,7 +18,7 @@ join_ranks()
 model, plans = build_model(), [None]
 if dist.get_rank() == 0:  # one rank times and plans, so that all run the same plan
     inputs, targets = make_batch(0, ROWS)
-    profile = profile_layers(model, inputs, loss_fn=loss_fn, targets=targets)
+    profile = measure.profile(model, inputs, loss_fn=loss_fn, targets=targets)
     host = pp.HostGroup(devices=dist.get_world_size(), bandwidth_gb_per_s=1.0)
     plans = [pp.plan(profile, pp.expand_hosts("here", [host]), microbatches=MICROBATCHES)]
 dist.broadcast_object_list(plans)

@@ -40,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from text_model import build_model, loss_fn, make_batch
 
 import pipeplan as pp
+from pipeplan import measure
 from pipeplan.runtime import Pipeline, join_ranks
-from pipeplan.splitting import profile_layers
 
 ROWS, MICROBATCHES, SAVE_EVERY = 8, 4, 2
 STEPS = int(os.environ.get("STEPS", "10"))
@@ -54,7 +54,7 @@ FOLDER = Path(os.environ.get("CHECKPOINTS", "checkpoints"))
 def plan_for(model: torch.nn.Module, ranks: list[int]) -> pp.Plan:
     """A plan for the devices of these ranks."""
     inputs, targets = make_batch(0, ROWS)
-    profile = profile_layers(model, inputs, loss_fn=loss_fn, targets=targets)
+    profile = measure.profile(model, inputs, loss_fn=loss_fn, targets=targets)
     row = (0.02,) * len(ranks)  # GB/s: slow enough that cutting the model pays
     devices = tuple(pp.Device(name=f"device{rank}") for rank in ranks)
     cluster = pp.Cluster(name="left", devices=devices, bandwidth_gb_per_s=(row,) * len(ranks))

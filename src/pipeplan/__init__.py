@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pipeplan.replaying import simulate
     from pipeplan.report.html import write_report
     from pipeplan.report.picture import plot
+    from pipeplan.report.sweep_picture import plot_sweep
     from pipeplan.report.trace import write_trace
     from pipeplan.shared_links import SharedLink
     from pipeplan.version import VERSION as __version__
@@ -82,6 +83,7 @@ __all__ = [
     "plan",
     "plan_global_batch",
     "plot",
+    "plot_sweep",
     "read_cluster",
     "read_model",
     "read_plan",
@@ -125,6 +127,7 @@ _NAMES_IN = {
     "profile": ("LayerProfile", "ModelProfile"),
     "report.html": ("write_report",),
     "report.picture": ("plot",),
+    "report.sweep_picture": ("plot_sweep",),
     "report.trace": ("write_trace",),
     "replaying": ("simulate",),
     "shared_links": ("SharedLink",),

@@ -131,6 +131,9 @@ class CostModel:
         if self._latency_ms.ndim == 2:
             np.fill_diagonal(self._latency_ms, 0.0)
         self._latency_ms *= MS_IN_US
+        num_devices = len(self.speed_D)
+        self.latency_ms_DD: Floats = np.broadcast_to(self._latency_ms, (num_devices, num_devices))
+        """All latencies as a matrix; of one number if all are alike."""
         self.half_duplex = cluster.duplex is Duplex.HALF
         self.contention = Contention(cluster) if cluster.links else None
         """The links that devices share; None where there are none."""
@@ -214,12 +217,6 @@ class CostModel:
             rates *= BYTES_PER_MS_IN_GB_PER_S
             self._bytes_per_ms_DD = rates
         return self._bytes_per_ms_DD
-
-    @property
-    def latency_ms_DD(self) -> Floats:
-        """All latencies as a matrix; of one number if all are alike."""
-        num_devices = len(self.speed_D)
-        return np.broadcast_to(self._latency_ms, (num_devices, num_devices))
 
     @property
     def is_connected(self) -> bool:

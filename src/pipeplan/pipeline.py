@@ -99,6 +99,15 @@ class Stage:
         if len(self.shares) != len(self.devices):
             raise InputError(f"shares: has {len(self.shares)} for {len(self.devices)} devices")
 
+    def __repr__(self) -> str:
+        more = [
+            *([] if self.shares is None else [f"shares={reprlib.repr(self.shares)}"]),
+            *(["recompute=True"] if self.recompute else []),
+            *([f"gradient_buckets={self.gradient_buckets}"] if self.gradient_buckets > 1 else []),
+        ]
+        devices = reprlib.repr(self.devices)
+        return f"Stage({', '.join([f'layers={self.layers}', f'devices={devices}', *more])})"
+
     @property
     def num_replicas(self) -> int:
         """The number of devices that hold this stage."""
@@ -183,6 +192,12 @@ class Bound:
         """By which fraction, at most, a plan of that time is slower than the best.
 
         Infinite where the bound is 0 and so says nothing about a plan that takes any time.
+
+        Examples:
+            >>> import pipeplan as pp
+            >>> bound = pp.Bound(lower_bound_ms=100.0, scope="any")
+            >>> round(bound.gap(103.0), 4)
+            0.03
         """
         if not self.lower_bound_ms:
             return math.inf if iteration_ms else 0.0
@@ -239,6 +254,14 @@ class Prediction:
         for name, need_gb in self.peak_memory_gb.items():
             require_text(PlanFileError, "peak_memory_gb", name)
             require_figure(PlanFileError, f"peak_memory_gb[{name!r}]", need_gb)
+
+    def __repr__(self) -> str:
+        peak_gb = max(self.peak_memory_gb.values(), default=0.0)
+        bound = "no bound" if self.bound is None else f"bound {self.bound.lower_bound_ms:.6g} ms"
+        return (
+            f"<Prediction: {self.iteration_ms:.6g} ms, {bound},"
+            f" {100 * self.bubble_fraction:.1f} % bubble, {peak_gb:.3g} GB at most>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

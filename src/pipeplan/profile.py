@@ -1,5 +1,6 @@
 """The first input: what one microbatch of a model costs, layer by layer."""
 
+import reprlib
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,10 +88,26 @@ class LayerProfile:
                     " the backward_ms that it is a part of"
                 )
 
+    def __repr__(self) -> str:
+        return (
+            f"<Layer {reprlib.repr(self.name)}: forward {self.forward_ms:.4g} ms,"
+            f" backward {self.backward_ms:.4g} ms,"
+            f" {self.parameter_bytes / 1e6:.4g} MB of parameters>"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """A model as a chain of layers, in execution order."""
+    """A model as a chain of layers, in execution order.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> costs = {"forward_ms": 2, "backward_ms": 4, "output_bytes": 1e6, "parameter_bytes": 8e6}
+        >>> layers = tuple(pp.LayerProfile(name=f"layer{n}", **costs) for n in range(6))
+        >>> model = pp.ModelProfile(name="six", microbatch_size=8, layers=layers)
+        >>> pp.plan(model, pp.zoo.cluster("1x8-pcie"), microbatches=8).num_used_devices
+        8
+    """
 
     name: str
     microbatch_size: int
@@ -131,6 +148,13 @@ class ModelProfile:
                 )
         _require_tied(self.tied, first_with)
         _require_sizes(self.layers, self.microbatch_size)
+
+    def __repr__(self) -> str:
+        num_bytes = sum(layer.parameter_bytes for layer in self.layers)
+        return (
+            f"<Model {reprlib.repr(self.name)}: {len(self.layers)} layers,"
+            f" {num_bytes / 1e9:.4g} GB of parameters, microbatches of {self.microbatch_size}>"
+        )
 
     @property
     def num_layers(self) -> int:

@@ -462,3 +462,40 @@ def test_a_phone_shows_two_plans_and_the_memory(open_report, bert_plan, tmp_path
     assert page.locator(".beside svg").count() == 2
     bar = page.locator(".need .bar").first.bounding_box()
     assert bar["width"] > 250
+
+
+def test_the_comparison_sorts_and_shows_timelines(browser, tmp_path):
+    from pipeplan import compare, zoo
+
+    path = tmp_path / "compared.html"
+    found = compare(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 4, ["spp", "1f1b", "dapple"])
+    rows = [*found.document()["rows"], {"planner": "none", "infeasible_reason": "no plan"}]
+    write_report(found.fastest, path, rows, others=found.plans)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+
+    def order() -> list[str]:
+        return page.locator("#comparison tbody tr td:first-child").all_inner_texts()
+
+    def click(heading: str) -> None:
+        page.get_by_role("button", name=heading, exact=True).click()
+
+    times = {row.planner: row.iteration_ms for row in found.rows}
+    by_time = sorted(times, key=times.get)
+    click("iteration (ms)")
+    assert order() == [*by_time, "none"]
+    click("iteration (ms)")
+    assert order() == [*reversed(by_time), "none"]
+    click("speedup")  # the largest first
+    assert order() == [*by_time, "none"]
+    click("planner")
+    assert order() == sorted(order())
+    timelines = page.locator("details.other-plan svg")
+    assert timelines.count() == len(times)
+    assert not any(picture.is_visible() for picture in timelines.all())
+    page.locator("#comparison a", has_text="dapple").click()
+    shown = [
+        each for each in page.locator("details.other-plan").all() if "dapple" in each.inner_text()
+    ]
+    assert shown[0].locator("svg").is_visible()
+    page.close()

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from instances import flat_cluster
 from pages import Page
-from pipeplan.commands.report import plot_command, report_command, trace_command
+from pipeplan.commands.plot import plot_command
+from pipeplan.commands.report import report_command, trace_command
 from pipeplan.documents.files import plan_document, read_plan, write_plan
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Bound, BoundScope, Plan, Prediction
@@ -137,7 +138,10 @@ def test_a_comparison_marks_the_best_and_the_infeasible(drawn_plan):
         {"planner": "dp", "feasible": False},
     ]
     report = render_report(drawn_plan, rows)
-    assert '<tr class="best"><td class="">spp</td><td class="number">14</td>' in report
+    assert (
+        '<tr class="best"><td class="" data-value="spp">spp</td>'
+        '<td class="number" data-value="14.0">14</td>'
+    ) in report
     assert report.count('<tr class="infeasible">') == 2
     text = Page(report).text
     assert "infeasible needs 18.3 GB" in text
@@ -190,5 +194,5 @@ def test_commands_write_their_files(plan_path, tmp_path):
 
 
 def test_plot_refuses_what_it_cannot_draw(plan_path):
-    with pytest.raises(InputError, match="ends in neither"):
-        CliRunner().invoke(plot_command, [str(plan_path), "-o", "x.pdf"], catch_exceptions=False)
+    with pytest.raises(InputError, match="ends in none of"):
+        CliRunner().invoke(plot_command, [str(plan_path), "-o", "x.eps"], catch_exceptions=False)

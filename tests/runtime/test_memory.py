@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pipeplan.cost import BYTES_IN_GB, CostModel  # noqa: E402
+from pipeplan.measure import profile as profile_model  # noqa: E402
 from pipeplan.runtime import Pipeline  # noqa: E402
-from pipeplan.splitting import profile_layers  # noqa: E402
 from runtime.samples import Block, cut_plan, mlp_loss  # noqa: E402
 from runtime.workers import run_ranks  # noqa: E402
 
@@ -99,7 +99,7 @@ def check(make, schedules_and_recompute, cuts=(0, 2, 4, 6), replicas=(1, 1, 1, 1
     def profile_in_rank(rank):
         """In a rank, with the same single thread."""
         model, sample = make()
-        return profile_layers(model, sample, loss_fn=mlp_loss, targets=sample)
+        return profile_model(model, sample, loss_fn=mlp_loss, targets=sample)
 
     profile = run_ranks(1, profile_in_rank)[0]
     plans = []

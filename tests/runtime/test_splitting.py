@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from pipeplan import measure  # noqa: E402
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
-from pipeplan.splitting import cut, holders, lay_out, profile_layers  # noqa: E402
+from pipeplan.splitting import cut, holders, lay_out  # noqa: E402
 from pipeplan.splitting.layout import LayoutKind  # noqa: E402
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors  # noqa: E402
 from runtime.samples import Block, TinyLanguageModel, make_mlp  # noqa: E402
@@ -412,7 +413,7 @@ def test_before_without_its_list_is_explained():
 def test_first_profile(make):
     model = make()
     inputs = torch.randn(4, 12) if make is make_mlp else torch.randint(17, (4, 5))
-    profile = profile_layers(model, inputs, loss_fn=lambda output, _: output.sum())
+    profile = measure.profile(model, inputs, loss_fn=lambda output, _: output.sum())
     assert [layer.name for layer in profile.layers] == list(lay_out(model).names)
     assert profile.microbatch_size == 4
     total = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -431,10 +432,10 @@ def test_last_layers_memory_is_what_its_loss_needs_at_once():
     model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, vocabulary))
     targets = torch.randint(vocabulary, (rows,))
     loss_fn = nn.functional.cross_entropy
-    profile = profile_layers(model, torch.randn(rows, 12), loss_fn=loss_fn, targets=targets)
+    profile = measure.profile(model, torch.randn(rows, 12), loss_fn=loss_fn, targets=targets)
     logits_bytes = rows * vocabulary * 4
     assert profile.layers[0].activation_bytes == rows * 12 * 4
     assert profile.layers[1].activation_bytes == pytest.approx(3 * logits_bytes, rel=0.1)
-    alone = profile_layers(model, torch.randn(rows, 12))
+    alone = measure.profile(model, torch.randn(rows, 12))
     assert alone.layers[1].activation_bytes == rows * 12 * 4
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,6 +1,7 @@
 """Each private name of torch that pipeplan uses still means what it meant; by name."""
 
 import ast
+import copy
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -100,7 +101,7 @@ def private_names(path):
     return found
 
 
-@pytest.mark.parametrize("room", ["splitting", "runtime"])
+@pytest.mark.parametrize("room", ["splitting", "runtime", "measure"])
 def test_private_names_stand_in_one_module(room):
     found = {
         str(path.relative_to(SOURCE)): private_names(path)
@@ -134,3 +135,64 @@ def test_make_wrapper():
     assert (made.shape, made.stride(), made.device.type) == ((3, 2), (1, 3), "cpu")
     torch.neg(made)
     assert seen == ["aten.neg.default"]
+
+
+def test_storages_by_number():
+    tensor = torch.zeros(4)
+    assert torch_private.storage_key(tensor) == torch_private.storage_key(tensor[1:])
+    assert torch_private.storage_key(tensor) != torch_private.storage_key(tensor.clone())
+    with torch_private.FakeTensorMode():
+        fake = torch.zeros(10**15)
+        assert torch_private.storage_key(fake) == torch_private.storage_key(fake[1:])
+        assert torch_private.is_fake(fake)
+    assert not torch_private.is_fake(tensor)
+
+
+def test_views():
+    tensor = torch.zeros(4, requires_grad=True) * 2
+    assert torch_private.is_view(tensor.view(2, 2))
+    assert not torch_private.is_view(tensor)
+    assert torch_private.makes_views(torch.ops.aten.transpose.int)
+    assert not torch_private.makes_views(torch.ops.aten.add_.Tensor)
+    assert not torch_private.makes_views(torch.ops.aten.mm.default)
+
+
+def test_backward_in_two_parts():
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    weights = list(layers.parameters())
+    data = torch.randn(2, 3)
+    whole = data.clone().requires_grad_()
+    layers(whole).sum().backward()
+    expected = [whole.grad, *(weight.grad for weight in weights)]
+    for weight in weights:
+        weight.grad = None
+    parted = data.clone().requires_grad_()
+    groups = torch_private.backward_inputs([layers(parted).sum()], [parted], weights)
+    assert torch.equal(parted.grad, expected[0])
+    assert all(weight.grad is None for weight in weights)
+    torch_private.backward_weights(weights, groups)
+    for weight, gradient in zip(weights, expected[1:], strict=True):
+        assert torch.allclose(weight.grad, gradient)
+
+
+def test_flops():
+    left, right = torch.ones(2, 3), torch.ones(3, 4)
+    multiply = torch.ops.aten.mm.default
+    assert torch_private.count_flops(multiply, (left, right), {}, left @ right) == 2 * 2 * 3 * 4
+    negate = torch.ops.aten.neg.default
+    assert torch_private.count_flops(negate, (left,), {}, -left) is None
+
+
+def test_fake_copies_and_missing_values():
+    layer = torch.nn.Linear(2, 2)
+    mode = torch_private.FakeTensorMode()
+    with torch_private.FakeCopyMode(mode):
+        copied = copy.deepcopy(layer)
+    assert torch_private.is_fake(copied.weight)
+    assert isinstance(copied.weight, torch.nn.Parameter)
+    assert not torch_private.is_fake(layer.weight)
+    with torch_private.without_fake_log(), pytest.raises(RuntimeError) as raised, mode:
+        torch.ones(2).sum().item()
+    assert torch_private.is_about_values(raised.value)
+    assert not torch_private.is_about_values(RuntimeError())

@@ -118,13 +118,13 @@ class OrderLinks {
     void find_corners(const Table& table, const Table& back, Pool& pool, Table& forward,
                       Table& backward) {
         forward.assign(static_cast<std::size_t>(U_ + 1) * K_ * K_, kInfinity);
-        pool.run(K_, [&](int a, int) { slide(table, a, forward); });
+        pool.run(K_, [&](int a, int) { slide(table, a, forward); }, Tasks::kShort);
         Table turned(back.size());
         for (int u = 0; u < U_; ++u)
             for (int v = 0; v < U_; ++v) turned[at(v, u)] = back[at(u, v)];
         if (turned == table) return;
         backward.assign(forward.size(), kInfinity);
-        pool.run(K_, [&](int a, int) { slide(turned, a, backward); });
+        pool.run(K_, [&](int a, int) { slide(turned, a, backward); }, Tasks::kShort);
     }
 
     // The rectangles with the rows [j - sizes[a], j), for every j.

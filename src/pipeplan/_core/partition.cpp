@@ -27,7 +27,6 @@ namespace {
 
 using Index = std::int32_t;
 
-constexpr int kWorthThreads = 32;  // devices; below, threads do not pay
 
 // W(., x, r, i) for one (i, r), with the choice that led to each value. Values of layers outside
 // [first, end) are infinite.
@@ -141,9 +140,7 @@ class Table {
             if (!work_[worker]) work_[worker] = std::make_unique<Work>(L_);
             add_rows(x, x - 1 + k, *work_[worker]);
         };
-        const int num_tasks = V_ - (x - 1);
-        if (V_ >= kWorthThreads) pool.run(num_tasks, add);
-        else for (int k = 0; k < num_tasks; ++k) add(k, 0);
+        pool.run(V_ - (x - 1), add, Tasks::kShort);
         // The way back needs only the choices of earlier levels.
         if (x > 1)
             for (Row& row : levels_[x - 2]) std::vector<double>().swap(row.bottleneck_ms);

@@ -112,9 +112,10 @@ double plan_bound(const CostsView& costs, const int* caps);
 constexpr int kMostForWindows = 256;
 
 // A higher one, between `proved_ms`, below which no schedule is known to be, and `limit_ms`. Each
-// question that it asks takes at most `max_rounds` rounds (schedule_windows.hpp).
+// question that it asks takes at most `max_rounds` rounds (schedule_windows.hpp). Where the limit cannot
+// be proved, no bound above `worth_ms` is looked for.
 double schedule_bound(const CostsView& costs, double proved_ms, double limit_ms, int max_rounds,
-                      Control& control);
+                      Control& control, double worth_ms = kInfinity);
 
 // A schedule, and the time that an iteration takes under it.
 struct Schedule {

@@ -36,16 +36,21 @@ class PlanProof {
                    listing_.least_ms() < std::min(target_ms(), open_ms_))
                 states.push_back(listing_.take());
             std::vector<Step> taken(states.size());
-            pool_.run(static_cast<int>(states.size()), [&](int k, int) {
+            const auto look_at = [&](int k, int) {
                 control_.check();
                 Step& step = taken[k];
                 if (listing_.is_whole(states[k])) judge(states[k], step);
                 else step.next = listing_.extend(states[k], target_ms(), step.steps);
-            });
+            };
+            pool_.run(static_cast<int>(states.size()), look_at, Tasks::kShort);
             for (Step& step : taken) {
                 steps += step.steps;
                 open_ms_ = std::min(open_ms_, step.open_ms);
-                if (step.found.iteration_ms < best_.iteration_ms) best_ = std::move(step.found);
+                if (step.is_searched) ++num_vain_;
+                if (step.found.iteration_ms < best_.iteration_ms) {
+                    best_ = std::move(step.found);
+                    num_vain_ = 0;
+                }
                 for (const auto& state : step.next) listing_.add(state);
             }
         }
@@ -64,11 +69,14 @@ class PlanProof {
         std::vector<State> next;
         double open_ms = kInfinity;  // a plan that could take so little
         FoundPlan found{kInfinity, {}, {}};
+        bool is_searched = false;
     };
 
     static constexpr int kAtOnce = 16;  // fixed, so that threads change nothing
     static constexpr int kRounds = 3, kDeadlines = 6, kMostUneven = 6;
     static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
+    // Where links are shared, few searches find a faster plan, and these are among the first.
+    static constexpr int kMostVain = 8;
 
     // Where memory caps what stages hold, the bounds of plans are loose, and lists of plans are long.
     // The first hundredth of the steps, or the first tenth, shows whether the list can end: on one
@@ -160,14 +168,19 @@ class PlanProof {
         double proved_ms = plan_bound(view, view.caps);
         const double M = in_.num_microbatches;
         step.steps += kStepsPerPoint * M * M * static_cast<double>(stages.size());
+        // Where links are shared, many plans stay open: their real times are above all bounds. Then
+        // only the least of them counts, and no other is bounded further than that.
+        const double worth_ms = in_.shared ? open_ms_ : kInfinity;
         const auto is_beaten = [&](double limit_ms) {
             if (proved_ms < limit_ms)
-                proved_ms = schedule_bound(view, proved_ms, limit_ms, kRounds, control_);
+                proved_ms =
+                    schedule_bound(view, proved_ms, limit_ms, kRounds, control_, worth_ms);
             return proved_ms >= limit_ms;
         };
         if (is_beaten(target_ms())) return;
         const bool is_planned = whole == 0 || in_.limits.whole_samples || in_.limits.any_shares;
-        if (is_planned && is_known(stages)) {
+        if (is_planned && is_known(stages) && !(in_.shared && num_vain_ >= kMostVain)) {
+            step.is_searched = true;
             search(stages, proved_ms, step);
             if (step.found.iteration_ms < kInfinity && is_beaten(just_below(step.found.iteration_ms)))
                 return;
@@ -210,6 +223,7 @@ class PlanProof {
     Control& control_;
     FoundPlan best_;
     double open_ms_ = kInfinity;  // the least that a plan on the list could take
+    int num_vain_ = 0;            // searches since the last that found a faster plan
 };
 
 }  // namespace pipeplan

@@ -99,7 +99,6 @@ class SuffixDp {
     DpResult run() {
         if constexpr (Topology::kKnowsFreeSets) tabulate_heads();
         std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
-        work[0] = std::make_unique<Work>(L_);
         for (int node = 0; node < topology_.num_nodes(); ++node) {
             topology_.enter(node);
             std::vector<int> options;
@@ -155,7 +154,6 @@ class SuffixDp {
     };
 
     static constexpr int kLayersBetweenChecks = 16;
-    static constexpr int kWorthThreads = 16;  // options from which waking threads pays
 
     // `count` is the number of stages; 0 where these do not count.
     std::size_t row_index(int count, int node, int option) const {
@@ -170,14 +168,11 @@ class SuffixDp {
     // Different options in front of one node fill different rows.
     void fill_rows(int node, int count, const std::vector<int>& options,
                    std::vector<std::unique_ptr<Work>>& work) {
-        if (static_cast<int>(options.size()) < kWorthThreads) {
-            for (int option : options) fill_row(count, node, option, *work[0]);
-            return;
-        }
-        pool_.run(static_cast<int>(options.size()), [&](int k, int worker) {
+        const auto fill = [&](int k, int worker) {
             if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
             fill_row(count, node, options[k], *work[worker]);
-        });
+        };
+        pool_.run(static_cast<int>(options.size()), fill, Tasks::kShort);
     }
 
     // All stages of the option directly in front of the node, which has `count` stages.

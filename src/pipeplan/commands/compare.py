@@ -70,6 +70,7 @@ def compare_command(
                 report,
                 comparison=comparison.document()["rows"],
                 beside=fastest_two(comparison),
+                others=comparison.plans,
             )
     if as_json:
         print_json(comparison.document())

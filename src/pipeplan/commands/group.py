@@ -5,14 +5,19 @@ One table gives each command its line in `pipeplan --help` and the examples unde
 
 import click
 
+from pipeplan.commands.calibrate import calibrate_command
 from pipeplan.commands.compare import compare_command
 from pipeplan.commands.completion import completion_command
+from pipeplan.commands.discover import discover_command
 from pipeplan.commands.export import export_command
 from pipeplan.commands.export_checkpoint import export_checkpoint_command
 from pipeplan.commands.import_files import import_command
 from pipeplan.commands.judge import check_command, simulate_command
+from pipeplan.commands.narrow_help import NarrowContext
 from pipeplan.commands.plan import demo_command, plan_command
-from pipeplan.commands.report import plot_command, report_command, trace_command
+from pipeplan.commands.plot import plot_command
+from pipeplan.commands.profile import profile_command
+from pipeplan.commands.report import report_command, trace_command
 from pipeplan.commands.schema import schema_command
 from pipeplan.commands.shared import quiet_option
 from pipeplan.commands.sweep import sweep_command
@@ -38,6 +43,14 @@ def commands() -> None:
 
 
 TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
+    (
+        calibrate_command,
+        "Correct a plan's inputs by a real run.",
+        (
+            "calibrate bert.plan.json trace.json",
+            "calibrate bert.plan.json trace.json -o better.plan.json",
+        ),
+    ),
     (check_command, "Judge a plan by a replay of its own.", ("check bert.plan.json",)),
     (
         compare_command,
@@ -50,6 +63,14 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
         ("completion bash >> ~/.bashrc", 'completion zsh > "${fpath[1]}/_pipeplan"'),
     ),
     (demo_command, "Plan, compare and draw an example.", ("demo -o demo",)),
+    (
+        discover_command,
+        "Write the cluster file of this machine.",
+        (
+            "discover -o here.cluster.json",
+            "discover --from topo.txt --hosts node1 -o node1.cluster.json",
+        ),
+    ),
     (
         export_command,
         "Write a plan for another framework.",
@@ -73,7 +94,22 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
             "plan gpt2-xl my.cluster.yaml --global-batch 512 --report gpt2.html",
         ),
     ),
-    (plot_command, "Draw a plan as SVG or PNG.", ("plot bert.plan.json -o bert.svg",)),
+    (
+        plot_command,
+        "Draw a plan or a sweep.",
+        (
+            "plot bert.plan.json -o bert.svg",
+            "plot results.csv --x devices --y speedup -o speedup.pdf",
+        ),
+    ),
+    (
+        profile_command,
+        "Measure a PyTorch model, layer by layer.",
+        (
+            "profile my_module:build --batch my_module:example_batch -o my.model.json",
+            "profile my_module:build --batch my_module:example_batch --estimate a100",
+        ),
+    ),
     (report_command, "Write a plan as an HTML page.", ("report bert.plan.json -o bert.html",)),
     (
         schema_command,
@@ -96,9 +132,11 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
     (zoo_command, "List ready models and clusters.", ("zoo", "zoo bert-large -o my.model.json")),
 )
 
+commands.context_class = NarrowContext
 for command, summary, examples in TABLE:
     command.short_help = summary
     lines = "\n".join(f"  pipeplan {example}" for example in examples)
     command.epilog = f"\b\n{'Examples' if len(examples) > 1 else 'Example'}:\n{lines}"
+    command.context_class = NarrowContext
     command.params.append(quiet_option())
     commands.add_command(command)

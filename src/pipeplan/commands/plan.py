@@ -229,7 +229,9 @@ def demo_command(output: str) -> None:
     print_rich(lambda console: render_comparison(comparison, console))
     write_plan(made, plan_path)
     rows = comparison.document()["rows"]
-    write_report(made, page_path, comparison=rows, beside=fastest_two(comparison))
+    write_report(
+        made, page_path, comparison=rows, beside=fastest_two(comparison), others=comparison.plans
+    )
     verdict = check(made)
     click.echo(f"\nThe checker says: {'valid' if verdict.ok else '; '.join(verdict.errors)}.")
     click.echo(f"Plan and report: {printable(str(plan_path))}, {printable(str(page_path))}")

@@ -1,4 +1,4 @@
-"""`pipeplan report`, `pipeplan trace` and `pipeplan plot`."""
+"""`pipeplan report` and `pipeplan trace`."""
 
 import click
 
@@ -6,7 +6,7 @@ from pipeplan.commands.paths import require_paths
 from pipeplan.commands.progress import progress
 from pipeplan.commands.shared import plan_from
 
-__all__ = ["plot_command", "report_command", "trace_command"]
+__all__ = ["report_command", "trace_command"]
 
 
 @click.command("report")
@@ -31,29 +31,3 @@ def trace_command(plan: str, output: str) -> None:
 
     with progress("writing the trace"), plan_from(plan) as (read, warn):
         write_trace(read, output, warn=warn)
-
-
-@click.command("plot")
-@click.argument("plan", type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(dir_okay=False),
-    help="An .svg or a .png; - is an SVG on standard output.",
-)
-@click.option(
-    "--width",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(300, 10_000),
-    help="In pixels; a .png has two for each.",
-)
-def plot_command(plan: str, output: str, width: int) -> None:
-    """Draw PLAN's timeline for a paper or a README."""
-    from pipeplan.report.picture import plot, require_format
-
-    require_format(output)  # refuses other suffixes before the plan is read
-    require_paths(inputs={"PLAN": plan}, outputs={"-o": output})
-    with progress("drawing"), plan_from(plan) as (read, warn):
-        plot(read, output, width, warn=warn)

@@ -93,7 +93,7 @@ def testbed_command(
     elif not is_stdout(report, trace):
         from pipeplan.testbed.showing import render_measurement
 
-        print_rich(lambda _: render_measurement(measured))
+        print_rich(lambda console: render_measurement(measured, console))
 
 
 LATE = 0.01

@@ -78,4 +78,4 @@ def _print_zoo(as_json: bool) -> None:
         return
     from pipeplan.report.zoo_table import render_zoo
 
-    print_rich(lambda _: render_zoo(models, clusters))
+    print_rich(lambda console: render_zoo(models, clusters, console))

@@ -7,6 +7,7 @@ from inspect import signature
 from pipeplan.documents.json_text import to_json
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.nearest import find_nearest
 from pipeplan.interop.replica_grid import require_grid
@@ -33,6 +34,8 @@ def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
     With `schedule`, its order is that of this rule. It keeps what was asked of the plan: memory and
     constraints. So the bound of the plan stays, which speaks of all plans that keep these.
     """
+    if schedule in GROUP_SCHEDULES and _is_grid(plan):
+        return plan
     if schedule is not None and schedule not in SCHEDULES:
         raise InputError(
             f"schedule: {schedule!r} cannot be searched with equal replicas;"
@@ -47,7 +50,7 @@ def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
         if broken.constraint is not None or (limits.memory and not broken.fits_memory):
             raise CannotExport("it breaks a limit of the plan")
 
-    found = find_nearest(replay_plan(plan), accept, rules)
+    found = find_nearest(replay_plan(plan), accept, rules, with_groups=schedule is None)
     if found is None:
         raise InfeasibleError(
             "no plan with equally many replicas in each stage was found that keeps memory and"

@@ -1,5 +1,6 @@
 """Several planners on one problem, side by side."""
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Unpack
@@ -47,6 +48,13 @@ class ComparisonRow:
     keeps_limits: bool | None = None
     """Whether the plan keeps all limits that count."""
 
+    def __repr__(self) -> str:
+        if self.iteration_ms is None:
+            return f"<{self.planner}: no plan, {reprlib.repr(self.infeasible_reason)}>"
+        speedup = "" if self.speedup is None else f", {self.speedup:.3g}x"
+        limits = "" if self.keeps_limits else ", breaks a limit"
+        return f"<{self.planner}: {self.iteration_ms:.6g} ms{speedup}{limits}>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -64,6 +72,13 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
     """The plans themselves, by the planners' names, in the order of the rows."""
+
+    def __repr__(self) -> str:
+        first = f", {self.rows[0].planner} first" if self.plans else ""
+        return (
+            f"<Comparison of {len(self.rows)} planners for {reprlib.repr(self.model)} on"
+            f" {reprlib.repr(self.cluster)}, {self.microbatches} microbatches{first}>"
+        )
 
     @property
     def fastest(self) -> Plan | None:
@@ -100,6 +115,15 @@ def compare(
         on_start: called with each planner's name before it runs.
         options: the fields of `PlanningOptions`, such as `divisible` or `ignore_memory`. Published
             planners ignore them; their rows say which limits they break.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> model, cluster = pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g")
+        >>> found = pp.compare(model, cluster, 16, ["spp", "gpipe", "data-parallel"])
+        >>> [row.planner for row in found.rows if row.fits_memory]
+        ['data-parallel', 'spp']
+        >>> found.plans["spp"].num_stages
+        2
     """
     problem = make_problem(
         model,

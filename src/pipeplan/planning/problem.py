@@ -17,7 +17,7 @@ from pipeplan.planning.options import PlanningOptions
 from pipeplan.profile import ModelProfile
 from pipeplan.simulator import Codes
 
-__all__ = ["Draft", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
+__all__ = ["Draft", "LateStart", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
 
 NO_LIMIT = 2**31 - 1
 
@@ -151,6 +151,8 @@ class Draft:
 
 
 Planner = Callable[[Problem], Draft]
+LateStart = Callable[[], Draft]
+"""Makes a plan to start from. It takes long, so it is called only if the optimum is not found."""
 
 
 def check_deadline(deadline: float) -> None:

@@ -1,6 +1,7 @@
 """Every planner by its name: ours, the published ones, and those of other packages."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
@@ -17,6 +18,8 @@ from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
 __all__ = ["PLANNERS", "choose_planners", "find_planner", "planner_names"]
 
+CHOOSE_BY_TIME = ("grid",)
+"""Published planners that choose by real times, so that shared links change their plans."""
 SLOW = "exact"
 """Takes minutes where the others take milliseconds, so it runs only if somebody names it."""
 
@@ -32,25 +35,42 @@ def plan_exact_within_limits(problem: Problem) -> Draft:
 
 
 def _plan_best_from_published(problem: Problem) -> Draft:
+    published = _PublishedPlans()
     if not problem.options.uses_families:
-        return plan_knowing_links(problem, plan_best_shares, _published_plans)
+        return plan_knowing_links(problem, plan_best_shares, published.drafts)
     if problem.options.split_backward:
         require_weight_gradients(problem, "split_backward")
-    published = [BASELINES[name] for name in GROUP_BASELINES]
+    group_planners = [BASELINES[name] for name in GROUP_BASELINES]
     try:
-        one_stage = plan_knowing_links(problem, plan_best_shares, _published_plans)
+        one_stage = plan_knowing_links(problem, plan_best_shares, published.drafts)
     except InfeasibleError:
-        draft = plan_chains(problem, None, published)
+        draft = plan_chains(problem, None, group_planners)
         if draft is None:
             raise
         return draft
-    return plan_chains(problem, one_stage, published) or one_stage
+    return plan_chains(problem, one_stage, group_planners) or one_stage
 
 
-def _published_plans(problem: Problem) -> Iterator[Draft]:
-    names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
-    by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
-    return (BASELINES[name](problem) for name in (by_stage if names is None else names))
+class _PublishedPlans:
+    """Plans of published planners. Most know no shared links, and make their plan only once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Draft] = {}
+
+    def drafts(self, problem: Problem) -> Iterator[Draft]:
+        """Their plans of a problem, with or without its shared links, one by one."""
+        names = published_starts(problem.cluster.num_devices, problem.model.num_layers)
+        by_stage = [name for name in BASELINES if name not in GROUP_BASELINES]
+        unshared = problem
+        if problem.cost.contention is not None:
+            unshared = replace(problem, cost=problem.cost.without_shared_links())
+        for name in by_stage if names is None else names:
+            if name in CHOOSE_BY_TIME:
+                yield BASELINES[name](problem)
+                continue
+            if name not in self._made:
+                self._made[name] = BASELINES[name](unshared)
+            yield self._made[name]
 
 
 PLANNERS: dict[str, Planner] = {

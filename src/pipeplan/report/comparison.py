@@ -3,13 +3,13 @@
 from itertools import islice
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from pipeplan.documents.text import printable
 from pipeplan.planning.comparison import Comparison, ComparisonRow
 from pipeplan.report.names import short_text
 from pipeplan.report.page_beside import SideBySide
+from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.units import humanise_gb, humanise_ms
 
 __all__ = ["fastest_two", "render_comparison"]
@@ -26,15 +26,19 @@ def render_comparison(comparison: Comparison, console: Console) -> RenderableTyp
     longest_ms = max((row.iteration_ms or 0.0 for row in comparison.rows), default=0.0)
     bar = UNICODE_BAR if console.encoding.startswith("utf") else ASCII_BAR
     has_gap = any(row.gap is not None for row in comparison.rows)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("planner", no_wrap=True)
-    table.add_column("iteration", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, width=BAR_WIDTH)
-    for heading in ("speed-up", "bubble", "memory", *(["gap"] if has_gap else []), "planned"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        if row.iteration_ms is not None:
-            table.add_row(*_cells(row, row.iteration_ms, longest_ms, bar, has_gap))
+    figures = ("speed-up", "bubble", "memory", *(["gap"] if has_gap else []), "planned")
+    columns = [
+        Column(heading="planner"),
+        Column(heading="iteration", is_number=True),
+        Column(heading="", is_extra=True),
+        *(Column(heading=heading, is_number=True) for heading in figures),
+    ]
+    rows = [
+        _cells(row, row.iteration_ms, longest_ms, bar, has_gap)
+        for row in comparison.rows
+        if row.iteration_ms is not None
+    ]
+    table = fitted_table(columns, rows, console.width)
     return Group(_heading(comparison), "", table, *_notes(comparison))
 
 
@@ -48,13 +52,13 @@ def fastest_two(comparison: Comparison) -> SideBySide | None:
 
 def _cells(
     row: ComparisonRow, iteration_ms: float, longest_ms: float, bar: str, has_gap: bool
-) -> list[RenderableType]:
+) -> list[str | Text]:
     length = round(BAR_WIDTH * iteration_ms / longest_ms) if longest_ms else 0
     memory = humanise_gb(row.peak_memory_gb or 0.0)
     time = humanise_ms(iteration_ms)
     if row.has_whole_samples is False or row.broken_constraint:
         time += MARK
-    cells: list[RenderableType] = [
+    cells: list[str | Text] = [
         _short(row.planner),
         time,
         Text(bar * max(1, length), style="blue"),

@@ -47,7 +47,8 @@ SCRIPTS = (
     "6-words.js",
     "7-input.js",
     "8-downloads.js",
-    "9-begin.js",
+    "9-tables.js",
+    "10-begin.js",
 )
 
 
@@ -57,6 +58,7 @@ def write_report(
     comparison: Sequence[Mapping[str, Any]] | None = None,
     *,
     beside: SideBySide | None = None,
+    others: Mapping[str, Plan] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> None:
     """Write the report of a plan as one HTML file.
@@ -67,9 +69,16 @@ def write_report(
         comparison: rows of a table beside the plan, such as other planners' results: plain values
             by column name. A row with an `infeasible_reason` is marked, and shows it.
         beside: plans whose timelines the page shows on one scale, such as before and after.
+        others: plans by the name in the first column of `comparison`; a click shows the timeline.
         warn: is told of stale figures in the plan, which the page replaces.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.write_report(plan, "vgg19.html")
     """
-    write_atomically(path, render_report(plan, comparison, beside=beside, warn=warn).encode())
+    page = render_report(plan, comparison, beside=beside, others=others, warn=warn)
+    write_atomically(path, page.encode())
 
 
 def render_report(
@@ -77,6 +86,7 @@ def render_report(
     comparison: Sequence[Mapping[str, Any]] | None = None,
     *,
     beside: SideBySide | None = None,
+    others: Mapping[str, Plan] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> str:
     """The report as text."""
@@ -114,7 +124,7 @@ def render_report(
         cluster_graph=cluster_svg(analysis),
         shared_links=shared_links_rows(analysis),
         is_sharing=bool(analysis.shared_use.slowed),
-        comparison=comparison_table(comparison) if comparison else None,
+        comparison=comparison_table(comparison, others or {}) if comparison else None,
         footer=page_content.footer(plan),
         data=timeline_data(analysis),
         # A plan without figures stays as it was given; stale figures are not passed on.

@@ -1,4 +1,4 @@
-"""Pictures of a plan's timeline in files: SVG, or PNG by a renderer that the machine has."""
+"""Pictures of plans in files: SVG and PDF, or PNG by a renderer that the machine has."""
 
 import math
 import os
@@ -14,14 +14,17 @@ from pipeplan.documents.syntax import write_atomically
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 from pipeplan.report.analysis.plan_analysis import analyse
+from pipeplan.report.fonts import font_family
+from pipeplan.report.pdf import pdf_font, svg_to_pdf
 from pipeplan.report.timeline_picture import timeline_svg
 
-__all__ = ["FORMATS", "plot", "require_format", "svg_to_png"]
+__all__ = ["FORMATS", "picture_bytes", "plot", "require_font", "require_format", "svg_to_png"]
 
-FORMATS = ("svg", "png")
+FORMATS = ("svg", "pdf", "png")
 PROGRAMS = ("rsvg-convert", "chromium", "chromium-browser", "google-chrome")
 LEAST_WIDTH, MOST_WIDTH = 300, 10_000
 MAX_SECONDS = 120
+LONGEST_FONT = 60
 
 
 def plot(
@@ -30,6 +33,7 @@ def plot(
     width: int = 1000,
     *,
     file_format: str | None = None,
+    font: str = "sans",
     warn: Callable[[str], None] | None = None,
 ) -> None:
     """Write a picture of a plan's timeline.
@@ -38,16 +42,41 @@ def plot(
         plan: what to draw.
         path: where to write it; `-` is the standard output.
         width: in pixels; a PNG has two for each.
-        file_format: `svg` or `png`; None: by the suffix of the path, SVG for `-`.
+        file_format: `svg`, `pdf` or `png`; None: by the suffix of the path, SVG for `-`.
+        font: `sans`, `serif` or `mono`; in an SVG also any other name.
         warn: is told of stale figures in the plan, which the picture replaces.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.plot(plan, "vgg19.svg")
+        >>> pp.plot(plan, "vgg19.pdf", font="serif")
     """
     chosen = file_format or require_format(path)
     if chosen not in FORMATS:
         raise InputError(f"format: {chosen!r} is none of {', '.join(FORMATS)}")
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
         raise InputError(f"width: {width} is not within {LEAST_WIDTH}..{MOST_WIDTH} pixels")
-    picture = str(timeline_svg(analyse(plan, warn), width))
-    write_atomically(path, picture.encode() if chosen == "svg" else svg_to_png(picture))
+    require_font(font, chosen)
+    picture = str(timeline_svg(analyse(plan, warn), width, font=font_family(font)))
+    write_atomically(path, picture_bytes(picture, chosen, warn))
+
+
+def require_font(font: str, file_format: str) -> None:
+    """Refuse what is no font's name, and for a PDF all but its own fonts."""
+    if not font.replace("-", "").replace(" ", "").isalnum() or len(font) > LONGEST_FONT:
+        raise InputError(f"font: {font[:LONGEST_FONT]!r} is no name of a font")
+    if file_format == "pdf":
+        pdf_font(font)
+
+
+def picture_bytes(
+    picture: str, file_format: str, warn: Callable[[str], None] | None = None
+) -> bytes:
+    """The file of an SVG picture in this format."""
+    if file_format == "pdf":
+        return svg_to_pdf(picture, warn)
+    return picture.encode() if file_format == "svg" else svg_to_png(picture)
 
 
 def require_format(path: str | Path) -> str:
@@ -55,8 +84,10 @@ def require_format(path: str | Path) -> str:
     if str(path) == "-":
         return "svg"
     suffix = Path(path).suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise InputError(f"output: {str(path)!r} ends in neither .svg nor .png; name one of them")
+    if suffix[1:] not in FORMATS:
+        raise InputError(
+            f"output: {str(path)!r} ends in none of .svg, .pdf, .png; name one of them"
+        )
     return suffix[1:]
 
 

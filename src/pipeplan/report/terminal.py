@@ -4,13 +4,13 @@ from itertools import takewhile
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.report.analysis.items import INPUT, WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.names import short_text
+from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.text_timeline import ASCII, UNICODE, Glyphs, draw_text_lane
 from pipeplan.report.units import humanise_gb, humanise_ms
 
@@ -20,6 +20,8 @@ MAX_DEVICE_NAMES = 2
 MAX_STAGES = 64
 """Of more stages the first and the last ones are shown."""
 LONGEST_NAME = 24
+LEAST_LAYERS = 9
+"""How far the names of layers are cut off before the table goes on below."""
 MAX_LISTED = 8
 """Of more stages or replicas a note names the first ones."""
 MAX_SPLITS = 4
@@ -33,7 +35,7 @@ LETTER_STYLES = {
 def render_plan(analysis: PlanAnalysis, console: Console) -> RenderableType:
     """What the terminal shows of a plan."""
     notes = _notes(analysis)
-    table = _stage_table(analysis)
+    table = _stage_table(analysis, console)
     lanes = _timeline(analysis, console)
     return Group(_summary(analysis), "", table, *notes, "", *lanes)
 
@@ -89,45 +91,47 @@ def _peak(analysis: PlanAnalysis) -> str:
     return f"peak {largest.peak_gb:.3g} of {largest.limit_gb:g} GB"
 
 
-def _stage_table(analysis: PlanAnalysis) -> Table:
+def _stage_table(analysis: PlanAnalysis, console: Console) -> RenderableType:
     plan, costs = analysis.plan, analysis.shown_costs
     has_speeds = analysis.has_speeds
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
-    table.add_column("stage", justify="right", no_wrap=True, min_width=5)
     has_groups = len(analysis.groups) < analysis.num_stages
-    if has_groups:
-        table.add_column("group", justify="right", no_wrap=True, min_width=5)
-    table.add_column("layers", no_wrap=True, ratio=1)
-    table.add_column("devices", no_wrap=True)
     has_replicas = any(stage.num_replicas > 1 for stage in plan.stages)
-    headings = [
+    figures = [
         *(["speed"] if has_speeds else []),
         *("forward", "backward", "send", "return"),
         *(["reduce"] if has_replicas else []),
         "GB",
     ]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    columns = [
+        Column(heading="stage", is_number=True),
+        *([Column(heading="group", is_number=True)] if has_groups else []),
+        Column(heading="layers", grows=True, least=LEAST_LAYERS),
+        Column(heading="devices"),
+        *(Column(heading=heading, is_number=True) for heading in figures),
+    ]
+    rows: list[list[str | Text]] = []
     for index in _few_of(analysis.num_stages):
         if index is None:
-            table.add_row("...")
+            rows.append([])
             continue
         stage = plan.stages[index]
-        last = index == len(plan.stages) - 1
-        table.add_row(
-            str(index),
-            *([str(analysis.group_of(index))] if has_groups else []),
-            _layer_names(plan, stage),
-            _device_names(plan, stage),
-            *([_speeds(plan, stage)] if has_speeds else []),
-            _ms(costs.forward_ms_S[index]),
-            _ms(costs.backward_ms_S[index]),
-            "" if last or not _sends(analysis, index) else _ms(costs.send_forward_ms_C[index]),
-            "" if last or not _sends(analysis, index) else _ms(costs.send_backward_ms_C[index]),
-            *([_reduce(analysis, index)] if has_replicas else []),
-            _memory(analysis, index),
+        sends = index < len(plan.stages) - 1 and _sends(analysis, index)
+        rows.append(
+            [
+                str(index),
+                *([str(analysis.group_of(index))] if has_groups else []),
+                _layer_names(plan, stage),
+                _device_names(plan, stage),
+                *([_speeds(plan, stage)] if has_speeds else []),
+                _ms(costs.forward_ms_S[index]),
+                _ms(costs.backward_ms_S[index]),
+                _ms(costs.send_forward_ms_C[index]) if sends else "",
+                _ms(costs.send_backward_ms_C[index]) if sends else "",
+                *([_reduce(analysis, index)] if has_replicas else []),
+                _memory(analysis, index),
+            ]
         )
-    return table
+    return fitted_table(columns, rows, console.width)
 
 
 def _sends(analysis: PlanAnalysis, index: int) -> bool:
@@ -272,11 +276,26 @@ def _timeline(analysis: PlanAnalysis, console: Console) -> list[Text]:
         if is_split
         else f"B0{glyphs.backward} backward"
     )
-    legend = (
-        f"F0{glyphs.forward} forward   {backward}   "
-        f"{glyphs.idle} idle   {glyphs.all_reduce} all-reduce"
-    )
-    return [*lanes, Text(" " * label_width + legend, style="dim")]
+    legend = [
+        f"F0{glyphs.forward} forward",
+        backward,
+        f"{glyphs.idle} idle",
+        f"{glyphs.all_reduce} all-reduce",
+    ]
+    lines = _filled(legend, console.width - label_width)
+    return [*lanes, *(Text(" " * label_width + line, style="dim") for line in lines)]
+
+
+def _filled(parts: list[str], width: int) -> list[str]:
+    """The parts in lines of at most this width; each part stays whole."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}   {part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
 
 
 def timeline_lanes(analysis: PlanAnalysis, console: Console, *, part: float = 1.0) -> list[Text]:

@@ -15,6 +15,7 @@ from pipeplan.report.analysis.items import WEIGHT
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.colours import DARK, LIGHT, stage_colour
 from pipeplan.report.elements import Markup, element, join
+from pipeplan.report.fonts import SANS
 from pipeplan.report.names import short_text
 from pipeplan.report.timeline_lanes import (
     BLOCK_COLOURS,
@@ -33,7 +34,6 @@ STRIPE = 3.0
 MAX_LISTED_STAGES = 24
 """With more stages the legend does not list their colours."""
 LEFT, RIGHT = 96.0, 16.0
-FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 LEGEND = (
     ("forward", "forward"),
     ("backward", "backward"),
@@ -78,6 +78,7 @@ def timeline_svg(
     title: bool = True,
     legend: bool = True,
     span_ms: float = 0.0,
+    font: str = SANS,
 ) -> Markup:
     """The timeline as an SVG document: a lane a device or stage, thin lanes for transfers.
 
@@ -114,10 +115,10 @@ def timeline_svg(
         *(_stage_legend(y + 54, analysis) if legend else []),
     ]
     below = (68 if _lists_stages(analysis) else 50) if legend else 22
-    return join([_document(width, y + below, parts), "\n"])
+    return join([_document(width, y + below, parts, font), "\n"])
 
 
-def _document(width: int, height: float, parts: list[Markup]) -> Markup:
+def _document(width: int, height: float, parts: list[Markup], font: str) -> Markup:
     return element(
         "svg",
         element("title", "Timeline of one iteration"),
@@ -129,7 +130,7 @@ def _document(width: int, height: float, parts: list[Markup]) -> Markup:
         width=width,
         height=height,
         role="img",
-        font_family=FONT,
+        font_family=font,
         class_="pp-timeline",
     )
 

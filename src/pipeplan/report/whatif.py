@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from pipeplan.checker import memory_excesses
@@ -14,6 +13,7 @@ from pipeplan.planning.whatif.question import WhatIf
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis, analyse
 from pipeplan.report.names import short_text
 from pipeplan.report.page_beside import SideBySide
+from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.terminal import timeline_lanes
 from pipeplan.report.units import humanise_gb, humanise_ms, signed_percent
 
@@ -21,6 +21,7 @@ __all__ = ["beside", "render_outlook", "render_whatif", "verdict"]
 
 LONGEST_NAME = 24
 BAR_WIDTH = 12
+PROSPECT_HEADINGS = ("this plan", "change", "a new plan", "change")
 LEAST_CHANGE = 5e-4
 """A smaller change would be shown as 0.0 %."""
 MAX_LANES = 16
@@ -80,7 +81,7 @@ def render_whatif(answer: WhatIf, console: Console) -> RenderableType:
     return Group(*parts, *_timelines(answer, console))
 
 
-def _plans_table(answer: WhatIf, console: Console) -> Table:
+def _plans_table(answer: WhatIf, console: Console) -> RenderableType:
     rows: list[tuple[str, Plan | None, float | None]] = [
         ("today", answer.before, None),
         ("old plan, changed", answer.kept, answer.cost),
@@ -89,31 +90,35 @@ def _plans_table(answer: WhatIf, console: Console) -> Table:
         rows.append(("new plan", answer.replanned, answer.cost_replanned))
     longest_ms = max(plan.iteration_ms for _, plan, _ in rows if plan is not None)
     bar = "█" if console.encoding.startswith("utf") else "#"
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column("iteration", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, width=BAR_WIDTH)
-    for heading in ("change", "bubble", "memory", "stages", "devices"):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    figures = ("change", "bubble", "memory", "stages", "devices")
+    columns = [
+        Column(heading=""),
+        Column(heading="iteration", is_number=True),
+        Column(heading="", is_extra=True),
+        *(Column(heading=heading, is_number=True) for heading in figures),
+    ]
+    lines: list[list[str | Text]] = []
     for name, plan, change in rows:
         if plan is None:
-            table.add_row(name, "stops")
+            lines.append([name, "stops", *([""] * (len(columns) - 2))])
             continue
         predicted = plan.require_predicted()
         length = round(BAR_WIDTH * plan.iteration_ms / longest_ms) if longest_ms else 0
         memory = humanise_gb(max(predicted.peak_memory_gb.values()))
         is_over = bool(memory_excesses(plan))
-        table.add_row(
-            name,
-            humanise_ms(plan.iteration_ms),
-            Text(bar * max(1, length), style="blue"),
-            "" if change is None else signed_percent(change),
-            f"{predicted.bubble_fraction:.1%}",
-            Text(f"{memory}!", style="red") if is_over else memory,
-            str(plan.num_stages),
-            str(plan.num_used_devices),
+        lines.append(
+            [
+                name,
+                humanise_ms(plan.iteration_ms),
+                Text(bar * max(1, length), style="blue"),
+                "" if change is None else signed_percent(change),
+                f"{predicted.bubble_fraction:.1%}",
+                Text(f"{memory}!", style="red") if is_over else memory,
+                str(plan.num_stages),
+                str(plan.num_used_devices),
+            ]
         )
-    return table
+    return fitted_table(columns, lines, console.width)
 
 
 def _timelines(answer: WhatIf, console: Console) -> list[Text]:
@@ -146,7 +151,7 @@ def render_outlook(found: Outlook, console: Console) -> RenderableType:
     parts: list[RenderableType] = [title]
     for heading, prospects in (("what if", harm), ("with", gain)):
         if prospects:
-            parts += ["", _prospects_table(heading, prospects, before.iteration_ms)]
+            parts += ["", _prospects_table(heading, prospects, before.iteration_ms, console)]
     if any(each.kept_problem for each in harm):
         parts += ["", Text("stops: the plan needs a device, a link or memory that is not there")]
     options = next((each.options for each in harm if each.options), None)
@@ -155,20 +160,22 @@ def render_outlook(found: Outlook, console: Console) -> RenderableType:
     return Group(*parts)
 
 
-def _prospects_table(heading: str, prospects: Sequence[Prospect], before_ms: float) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column(heading, no_wrap=True, max_width=36)
-    for name in ("this plan", "", "a new plan", ""):
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+def _prospects_table(
+    heading: str, prospects: Sequence[Prospect], before_ms: float, console: Console
+) -> RenderableType:
+    columns = [
+        Column(heading=heading, least=36),
+        *(Column(heading=name, is_number=True) for name in PROSPECT_HEADINGS),
+    ]
+    lines = []
     for each in prospects:
         stops = each.kept_ms is None or (each.kind.is_harm and each.kept_problem)
-        cells = [printable(each.what)]
-        cells += ["stops", ""] if stops else _time_cells(each.kept_ms, before_ms)
-        cells += (
+        kept = ["stops", ""] if stops else _time_cells(each.kept_ms, before_ms)
+        new = (
             ["none", ""] if each.replanned_ms is None else _time_cells(each.replanned_ms, before_ms)
         )
-        table.add_row(*map(Text, cells))
-    return table
+        lines.append([printable(each.what), *kept, *new])
+    return fitted_table(columns, lines, console.width)
 
 
 def _time_cells(time_ms: float | None, before_ms: float) -> list[str]:

@@ -2,24 +2,25 @@
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 
+from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.units import humanise_count
 from pipeplan.zoo import ClusterFigures, ModelFigures
 
 __all__ = ["render_zoo"]
 
+MODEL_HEADINGS = ("model", "layers", "parameters", "FLOPs", "batch", "tokens", "profiled for")
+CLUSTER_HEADINGS = ("cluster", "hosts", "devices", "links GB/s", "memory GB", "description")
+LEAST_DESCRIPTION = 12
+
 
 def render_zoo(
-    models: Sequence[ModelFigures], clusters: Sequence[ClusterFigures]
+    models: Sequence[ModelFigures], clusters: Sequence[ClusterFigures], console: Console
 ) -> RenderableType:
     """All ready inputs with their key figures."""
-    model_table = _table(
-        "model", "layers", "parameters", "FLOPs", "batch", "tokens", "profiled for"
-    )
-    for model in models:
-        model_table.add_row(
+    model_rows = [
+        [
             model.name,
             str(model.num_layers),
             humanise_count(model.parameters),
@@ -27,28 +28,37 @@ def render_zoo(
             str(model.microbatch_size),
             str(model.sequence_length or ""),
             f"{model.device} {model.precision}",
-        )
-    cluster_table = _table("cluster", "hosts", "devices", "links GB/s", "memory GB", "description")
-    for cluster in clusters:
-        cluster_table.add_row(
+        ]
+        for model in models
+    ]
+    cluster_rows = [
+        [
             cluster.name,
             str(cluster.num_hosts),
             str(cluster.num_devices),
             _span(cluster.slowest_link_gb_per_s, cluster.fastest_link_gb_per_s),
             _span(cluster.smallest_memory_gb, cluster.largest_memory_gb),
             cluster.description,
-        )
-    return Group(model_table, "", cluster_table)
+        ]
+        for cluster in clusters
+    ]
+    return Group(
+        fitted_table(_columns(MODEL_HEADINGS), model_rows, console.width, gap=2),
+        "",
+        fitted_table(_columns(CLUSTER_HEADINGS), cluster_rows, console.width, gap=2),
+    )
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        is_text = heading in ("model", "cluster", "profiled for", "description")
-        table.add_column(
-            heading, justify="left" if is_text else "right", no_wrap=heading != "description"
+def _columns(headings: Sequence[str]) -> list[Column]:
+    return [
+        Column(
+            heading=heading,
+            is_number=heading not in ("model", "cluster", "profiled for", "description"),
+            wraps=heading == "description",
+            least=LEAST_DESCRIPTION if heading == "description" else None,
         )
-    return table
+        for heading in headings
+    ]
 
 
 def _span(low: float | None, high: float | None) -> str:

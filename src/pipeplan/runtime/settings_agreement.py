@@ -8,6 +8,7 @@ own.
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _hash_plan(plan: Plan) -> str:
         (block.kind is Kind.FORWARD, block.microbatch) for row in plan.schedule for block in row
     )
     parts = [
-        repr(plan.stages),
+        repr([astuple(stage) for stage in plan.stages]),
         repr([layer.name for layer in plan.model.layers]),
         repr([device.name for device in plan.cluster.devices]),
         f"{plan.microbatches} {plan.model.microbatch_size} {hash(order)}",

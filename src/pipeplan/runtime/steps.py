@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows
+from pipeplan.runtime.code_agreement import CodeAgreement
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.row_routing import RowRouter
@@ -23,7 +24,7 @@ from pipeplan.runtime.step_checks import SameModel, require_inputs
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.tracing import ReduceTimes, Times
-from pipeplan.runtime.updating import Updater
+from pipeplan.runtime.updating import NUM_ADDED, Updater
 from pipeplan.runtime.verification.first_step import FirstStep
 
 __all__ = ["Steps"]
@@ -46,11 +47,12 @@ class Steps:
         first_step: FirstStep,
         optimizer: torch.optim.Optimizer,
         compares_batches: bool,
+        code: CodeAgreement,
     ) -> None:
         """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
         self._rank, self._replica, self._transport = rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
-        self._first_step, self._optimizer = first_step, optimizer
+        self._first_step, self._optimizer, self._code = first_step, optimizer, code
         self._stage, self._index = placement.find(rank) or (-1, -1)
         self._is_last = self._stage == plan.num_stages - 1
         self._order = tuple(plan.schedule[self._stage]) if self._stage >= 0 else ()
@@ -78,6 +80,7 @@ class Steps:
         self.start_s = time.perf_counter()
         mode = Mode.TRAINING if update else Mode.ACCUMULATION
         blocks, stats = self._begin(batch, targets, mode, number)
+        self._sum.expect(len(stats) + NUM_ADDED)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -100,6 +103,7 @@ class Steps:
     def evaluate(self, batch: Any, targets: Any, number: int) -> float:
         """The mean loss of a batch; forwards only."""
         blocks, stats = self._begin(batch, targets, Mode.EVALUATION, number)
+        self._sum.expect(len(stats))
         if blocks is not None:
             replica = blocks.replica
             share_statistics(replica.module.model, replica.group, replica.ranks)
@@ -119,7 +123,10 @@ class Steps:
         if mode is not Mode.EVALUATION:
             self._same_model.require()
         options = hash_options(self._optimizer) if self._compares_options else -1
-        agreed = self._agreement.agree(batch, targets, mode, number, self._transport, options)
+        variables = self._code.changes(batch, targets)
+        agreed = self._agreement.agree(
+            batch, targets, mode, number, self._transport, options, variables
+        )
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []
@@ -168,6 +175,7 @@ class Steps:
 
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
+        self._code.end_step()
         loss, *numbers = sums
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return loss

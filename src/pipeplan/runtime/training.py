@@ -20,6 +20,7 @@ from torch import nn
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Plan
+from pipeplan.runtime.code_agreement import agree_on_code
 from pipeplan.runtime.exchange.transports import Transport, make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
@@ -148,6 +149,7 @@ class Pipeline(SavedTraining):
             more = {"clip_norm": clip_norm, "on_nan": on_nan}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
             require_same_settings(self.plan, settings, more, made)
+            self._code = agree_on_code(model, self._loss, self.rank)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             options = find_options(model, loss_fn, optimizer_fn, groups)
@@ -221,6 +223,7 @@ class Pipeline(SavedTraining):
             ),
             optimizer=self.optimizer,
             compares_batches=compares_batches,
+            code=self._code,
         )
 
     # ------------------------------------------------------------------ the step

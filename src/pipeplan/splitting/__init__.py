@@ -3,10 +3,12 @@
 Running a plan and profiling a model use the same rules. So names and cuts mean the same in both.
 """
 
+from importlib import import_module
+from typing import Any
+
 from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, lay_out
 from pipeplan.splitting.stage_modules import StageModule, cut
-from pipeplan.splitting.timing import profile_layers
 
 __all__ = [
     "BEFORE",
@@ -17,8 +19,13 @@ __all__ = [
     "cut",
     "holders",
     "lay_out",
-    "profile_layers",
 ]
 
 Part = StageModule
 """The earlier name of `StageModule`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "profile_layers":  # the earlier name of `pipeplan.measure.profile`
+        return import_module("pipeplan.measure.profiling").profile
+    raise AttributeError(f"module 'pipeplan.splitting' has no attribute {name!r}")

@@ -22,7 +22,7 @@ The parameters of other stages can be kept aside until then, and `whole` puts al
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class StageModule:
         self._replaced: list[tuple[str, nn.Module, nn.Module]] = []
         self._attached: dict[str, nn.Module] = {}
         self._is_whole = False
+        self.on_enter: Callable[[], None] | None = None
+        """Is called when the model's forward takes over what arrived; a chain does so at once."""
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
@@ -101,21 +103,29 @@ class StageModule:
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
         """Inside, `model` is whole again, as it was before the cut."""
+        self.restore()
+        try:
+            yield self.model
+        finally:
+            self.apply()
+
+    def restore(self) -> None:
+        """Make `model` whole again, as it was before the cut."""
         for name in self._attached:
             delattr(self.model, name)
         for name, original, _ in self._replaced:
             self.model.set_submodule(name, original)
         self.rest.put_back()
         self._is_whole = True
-        try:
-            yield self.model
-        finally:
-            self._is_whole = False
-            self.rest.hide()
-            for name, _, stand_in in self._replaced:
-                self.model.set_submodule(name, stand_in)
-            for name, module in self._attached.items():
-                self.model.add_module(name, module)
+
+    def apply(self) -> None:
+        """Cut the model again after `restore`."""
+        self._is_whole = False
+        self.rest.hide()
+        for name, _, stand_in in self._replaced:
+            self.model.set_submodule(name, stand_in)
+        for name, module in self._attached.items():
+            self.model.add_module(name, module)
 
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
@@ -274,6 +284,8 @@ class _ListStage(StageModule):
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state.inside_list = self._has_entered = True
+        if self.on_enter is not None:
+            self.on_enter()
         return self._arrived
 
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

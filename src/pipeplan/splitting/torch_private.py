@@ -5,6 +5,7 @@ one, that test fails and says which.
 """
 
 import ctypes
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +15,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "CONNECTION_WORDS",
     "TESTED_VERSIONS",
+    "FakeCopyMode",
+    "FakeTensorMode",
     "TorchDispatchMode",
+    "backward_inputs",
+    "backward_weights",
     "count_changes",
+    "count_flops",
     "count_hooks",
     "default_store",
     "gradient_hooks",
+    "is_about_values",
+    "is_fake",
+    "is_view",
     "make_wrapper",
+    "makes_views",
+    "storage_key",
+    "without_fake_log",
     "without_torch_log",
 ]
 
@@ -66,6 +81,76 @@ def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.dev
     """A tensor of a class with a dispatch of its own: the shape of `like`, and no memory."""
     return torch.Tensor._make_wrapper_subclass(
         kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The memory of a tensor, by number; fake tensors have one without an address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_about_values(error: BaseException) -> bool:
+    """Whether an operation on fake tensors has failed since they have no values."""
+    return isinstance(
+        error,
+        fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException,
+    )
+
+
+@contextmanager
+def without_fake_log() -> Iterator[None]:
+    """Inside, torch does not log stack traces of operations that fail on fake tensors."""
+    log = logging.getLogger(fake_tensor.__name__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values, since torch only computes its shape."""
+    return isinstance(tensor, FakeTensor)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows the tensor as a view of another."""
+    return tensor._is_view()
+
+
+def backward_inputs(
+    roots: list[torch.Tensor], inputs: list[torch.Tensor], weights: list[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """Compute the gradients of inputs alone; what `backward_weights` goes on with."""
+    from torch.distributed.pipelining._backward import stage_backward_input  # takes 2 s to load
+
+    groups: list[dict[str, Any]] = stage_backward_input(roots, None, inputs, iter(weights))[1]
+    for group in groups:
+        found = group.get("grads") or [None] * len(group["intermediates"])
+        group["grads"] = [gradients or () for gradients in found]
+    return groups
+
+
+def backward_weights(weights: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
+    """Compute the gradients of weights that `backward_inputs` has left out."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    stage_backward_weight(iter(weights), groups)
+
+
+def count_flops(func: Any, args: Any, kwargs: dict[str, Any], output: Any) -> float | None:
+    """The FLOPs of an operation of torch by torch's own formulas; None if it has none."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula = flop_registry.get(func._overloadpacket)
+    return None if formula is None else float(formula(*args, **kwargs, out_val=output))
+
+
+def makes_views(func: Any) -> bool:
+    """Whether an operation of torch only makes views of its arguments."""
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in func._schema.returns
     )
 
 

@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 
+from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
+from pipeplan.documents.inputs import cluster_document, parse_cluster
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InputError, RuntimeMismatchError
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
-from pipeplan.testbed.orders import Answer, BlockPace, Order, Way
+from pipeplan.testbed.orders import Answer, BlockPace, LinksOrder, Order, Way
 from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
-from pipeplan.testbed.topology import Topology, find_topology
+from pipeplan.testbed.topology import Topology, find_topology, topology_of
 
 __all__ = ["Testbed"]
 
@@ -128,11 +130,7 @@ class Testbed:
         )
         scaled = scale_plan(plan, scale)
         topology = find_topology(scaled)
-        if topology.switches and self.way is Way.PACING:
-            raise RuntimeMismatchError(
-                "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
-                f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
-            )
+        self._require_way(topology)
         order = Order(
             plan=plan_document(scaled),
             paces=find_paces(plan, topology, scale.time_factor),
@@ -155,6 +153,39 @@ class Testbed:
             ranks=tuple(answer.ranks),
         )
 
+    def measure_links(
+        self, cluster: Cluster, *, seconds: float = 60.0, one_at_a_time: bool = False
+    ) -> tuple[Cluster, tuple[str, ...]]:
+        """Emulate a cluster as it is, and measure its links as `pipeplan.measure.links` does.
+
+        Returns the cluster as it was measured, and notes. With pacing, all devices are on this
+        host. Latencies are not emulated: they are this machine's.
+
+        Raises:
+            InputError: the cluster cannot be emulated.
+            RuntimeMismatchError: a rank has failed.
+        """
+        topology = topology_of(cluster, range(cluster.num_devices))
+        self._require_way(topology)
+        order = LinksOrder(
+            cluster=cluster_document(cluster),
+            way=self.way,
+            seconds=seconds,
+            one_at_a_time=one_at_a_time,
+        )
+        answer = self._ask(order, START_S + PATIENCE * seconds)
+        if answer.problem:
+            raise RuntimeMismatchError(f"testbed: {answer.problem}")
+        return parse_cluster(answer.cluster), tuple(answer.notes)
+
+    def _require_way(self, topology: Topology) -> None:
+        """Refuse shared links where nobody could limit them."""
+        if topology.switches and self.way is Way.PACING:
+            raise RuntimeMismatchError(
+                "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
+                f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
+            )
+
     def close(self) -> None:
         """End all processes, and return when they are gone."""
         nursery, self._nursery = self._nursery, None
@@ -175,7 +206,7 @@ class Testbed:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _ask(self, order: Order, limit_s: float) -> Answer:
+    def _ask(self, order: Order | LinksOrder, limit_s: float) -> Answer:
         """The nursery's answer; whatever goes wrong meanwhile ends it."""
         try:
             if self._nursery is None:

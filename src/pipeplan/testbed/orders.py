@@ -5,7 +5,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Answer", "BlockPace", "BlockTimes", "IterationTimes", "Order", "RankTimes", "Way"]
+__all__ = [
+    "Answer",
+    "BlockPace",
+    "BlockTimes",
+    "IterationTimes",
+    "LinksOrder",
+    "Order",
+    "RankTimes",
+    "Way",
+]
 
 
 class Way(StrEnum):
@@ -23,7 +32,7 @@ class BlockPace(msgspec.Struct, frozen=True, kw_only=True):
     """With what recomputation takes."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """A plan to run."""
 
     plan: dict[str, Any]
@@ -35,6 +44,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     num_iterations: int
     build: str | None
     """MODULE:FUNCTION of a real model; None: one that has the sizes only."""
+
+
+class LinksOrder(msgspec.Struct, frozen=True, kw_only=True, tag="links"):
+    """A cluster whose links are to be measured."""
+
+    cluster: dict[str, Any]
+    """As a document."""
+    way: Way
+    seconds: float
+    one_at_a_time: bool
 
 
 class BlockTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -74,5 +93,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an order."""
 
     ranks: list[RankTimes] = []
+    cluster: dict[str, Any] = {}
+    """As its links were measured, as a document."""
+    notes: list[str] = []
     problem: str = ""
-    """Why there are no times."""
+    """Why there is nothing else."""

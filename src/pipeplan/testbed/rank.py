@@ -10,13 +10,13 @@ from torch import nn
 
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.run import find_function
 from pipeplan.runtime import WatchdogOptions, join_ranks
 from pipeplan.testbed.orders import BlockTimes, IterationTimes, Order, RankTimes, Way
 from pipeplan.testbed.paced import Pace, PacedPipeline
 from pipeplan.testbed.pacing import pace_sockets
 from pipeplan.testbed.stand_in import IdleOptimizer, mean_loss, stand_in_model
 from pipeplan.testbed.topology import Topology
+from pipeplan.user_code import find_function
 
 __all__ = ["preload", "run_rank"]
 

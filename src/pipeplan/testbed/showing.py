@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from pipeplan.pipeline import Block, Kind, Plan
@@ -15,6 +14,7 @@ from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.html import write_report
 from pipeplan.report.names import short_text
 from pipeplan.report.page_beside import MeasuredPlan, SideBySide
+from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.units import humanise_ms, signed_percent
 from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
 from pipeplan.testbed.measurement import Measurement
@@ -50,19 +50,21 @@ def scale_words(measured: Measurement) -> str:
     return words
 
 
-def render_measurement(measured: Measurement) -> RenderableType:
+def render_measurement(measured: Measurement, console: Console) -> RenderableType:
     """The figures, and where prediction and run part."""
     plan = measured.plan
     title = Text()
     title.append(f"{short_text(plan.model.name)} on {short_text(plan.cluster.name)}", style="bold")
     title.append(f", planner {short_text(plan.planner)}")
     each = "  ".join(humanise_ms(ms) for ms in measured.iterations_ms)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("where they part most", no_wrap=True)
-    for heading in ("predicted", "measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for slip in measured.slips:
-        table.add_row(slip.what, f"{slip.predicted_ms:.2f} ms", f"{slip.measured_ms:.2f} ms")
+    columns = [
+        Column(heading="where they part most"),
+        *(Column(heading=heading, is_number=True) for heading in ("predicted", "measured")),
+    ]
+    rows = [
+        [slip.what, f"{slip.predicted_ms:.2f} ms", f"{slip.measured_ms:.2f} ms"]
+        for slip in measured.slips
+    ]
     return Group(
         title,
         Text(scale_words(measured)),
@@ -70,7 +72,7 @@ def render_measurement(measured: Measurement) -> RenderableType:
         Text(verdict(measured), style="bold"),
         Text(f"iterations  {each}"),
         "",
-        table,
+        fitted_table(columns, rows, console.width),
     )
 
 

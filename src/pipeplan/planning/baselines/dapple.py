@@ -152,8 +152,9 @@ class _PlacementProgram:
         self._group_size = group_size
         self._max_groups = max_groups
         self._compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
-        size = len(self._compute_ms_LL)
-        self._no_layer = np.tril(np.ones((size, size), dtype=bool))
+        self._no_layer = np.tril(np.ones(self._compute_ms_LL.shape, dtype=bool))
+        self._stage_ms_LL: dict[int, Floats] = {}
+        self._rates: dict[tuple[Counts, Counts], float] = {}
         self._round_trip_bytes = 2 * np.concatenate(([0.0], cost.output_bytes_L))
         self._host_order = sorted(range(len(view.hosts)), key=lambda h: (len(view.hosts[h]), h))
         self._start = tuple(len(view.hosts[h]) for h in self._host_order)
@@ -215,11 +216,13 @@ class _PlacementProgram:
         )
         front_ms = self._best_ms[state]
         if state != self._start:
-            rates = np.array([self._ms_per_byte(last, arrival) for last in self._arrival[state]])
+            # The stages before and behind, both in the order of the hosts of this state.
+            back_at = {old: new for new, old in enumerate(arrival.order)}
+            receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
+            rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
             transfer_ms = self._round_trip_bytes * rates[self._last[state]]
             front_ms = np.maximum(front_ms, transfer_ms)
-        stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
-        total_ms = np.where(self._no_layer, np.inf, np.maximum(front_ms[:, None], stage_ms_LL))
+        total_ms = np.maximum(front_ms[:, None], self._stage_times(groups))
         where = total_ms.argmin(axis=0)
         value = total_ms[where, np.arange(len(where))]
         if target not in self._best_ms:
@@ -235,12 +238,19 @@ class _PlacementProgram:
             self._arrival[target].append(arrival)
         return target
 
-    def _ms_per_byte(self, front: _Arrival, behind: _Arrival) -> float:
+    def _stage_times(self, groups: int) -> Floats:
+        """[i, j]: the time of layers i..j-1 on so many groups; infinite without a layer."""
+        if groups not in self._stage_ms_LL:
+            stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
+            self._stage_ms_LL[groups] = np.where(self._no_layer, np.inf, stage_ms_LL)
+        return self._stage_ms_LL[groups]
+
+    def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:
         """Milliseconds for a byte from the last stage of a front to the stage appended to it."""
-        # Both in the order of hosts of the state between the two stages.
-        back_at = {old: new for new, old in enumerate(behind.order)}
-        receivers = tuple(behind.added[back_at[h]] for h in range(len(front.added)))
-        return _ms_per_byte(self._view, front.added, receivers)
+        key = (front.added, receivers)
+        if key not in self._rates:
+            self._rates[key] = _ms_per_byte(self._view, *key)
+        return self._rates[key]
 
     def _stages(self, state: Counts) -> tuple[Stage, ...]:
         """The stages of a state: back through the arrivals, then devices for stage after stage."""

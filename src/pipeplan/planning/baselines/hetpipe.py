@@ -45,17 +45,35 @@ class _Grouping:
     """The design's own estimate."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RangeSums:
+    """[i, j]: sums over the layers i..j-1."""
+
+    compute_ms_LL: Floats
+    parameter_bytes_LL: Floats
+    activation_bytes_LL: Floats
+
+    @classmethod
+    def of(cls, cost: CostModel) -> "_RangeSums":
+        return cls(
+            compute_ms_LL=range_sums(cost.forward_ms_L + cost.backward_ms_L),
+            parameter_bytes_LL=range_sums(cost.parameter_bytes_L),
+            activation_bytes_LL=range_sums(cost.activation_bytes_L),
+        )
+
+
 def plan_hetpipe(problem: Problem) -> Draft:
     """The virtual workers with the shortest estimated iteration, under 1F1B."""
     view = view_cluster(problem.cost)
     num_devices = view.num_devices
+    sums = _RangeSums.of(problem.cost)
     groupings = []
     deepest = min(num_devices, problem.model.num_layers)
     depths = [depth for depth in range(2, deepest + 1) if num_devices % depth == 0]
     for depth in depths or [1]:
         for order in (view.ranks, _dealt(view)):
-            groupings.append(_cut(problem, view, _node_partition(order, depth)))
-        groupings.append(_cut(problem, view, _equal_distribution(view, depth)))
+            groupings.append(_cut(problem, view, sums, _node_partition(order, depth)))
+        groupings.append(_cut(problem, view, sums, _equal_distribution(view, depth)))
     best = min(groupings, key=lambda grouping: grouping.iteration_ms)
     return execute(problem, stages_from_ends(best.ends, best.devices), "1f1b")
 
@@ -77,9 +95,10 @@ def _dealt(view: ClusterView) -> list[int]:
     return [host[i] for i in range(longest) for host in view.hosts if i < len(host)]
 
 
-def _cut(problem: Problem, view: ClusterView, devices: list[tuple[int, ...]]) -> _Grouping:
+def _cut(
+    problem: Problem, view: ClusterView, sums: "_RangeSums", devices: list[tuple[int, ...]]
+) -> _Grouping:
     cost = problem.cost
-    compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L)
     into_ms = np.concatenate(([0.0], cost.output_bytes_L[:-1], [0.0]))
     back_ms = np.concatenate(([0.0], cost.gradient_bytes_L[:-1], [0.0]))
     depth = len(devices)
@@ -88,7 +107,7 @@ def _cut(problem: Problem, view: ClusterView, devices: list[tuple[int, ...]]) ->
     for n, its_devices in enumerate(devices):
         width = len(its_devices)
         slowest = float(cost.speed_D[list(its_devices)].min())
-        times_ms = compute_ms_LL / (width * slowest)
+        times_ms = sums.compute_ms_LL / (width * slowest)
         if n > 0:
             rate = _neighbour_bytes_per_ms(view, host_of, devices[n - 1], its_devices)
             times_ms = times_ms + into_ms[:, None] / (width * rate)
@@ -97,7 +116,7 @@ def _cut(problem: Problem, view: ClusterView, devices: list[tuple[int, ...]]) ->
             times_ms = times_ms + back_ms[None, :] / (width * rate)
         stage_ms.append(times_ms)
     limited = [
-        np.where(_fits(problem, its_devices, min(depth - n, problem.num_microbatches)), ms, np.inf)
+        _where_fits(problem, sums, its_devices, min(depth - n, problem.num_microbatches), ms)
         for n, (its_devices, ms) in enumerate(zip(devices, stage_ms, strict=True))
     ]
     ends = least_bottleneck_ends(limited) or least_bottleneck_ends(stage_ms)
@@ -138,13 +157,17 @@ def _reduce_ms(
     return 2 * (width - 1) / width * parameter_bytes / rate
 
 
-def _fits(problem: Problem, devices: Sequence[int], in_flight: int) -> Floats:
-    """[i, j]: whether layers i..j-1 fit on the smallest of these devices."""
+def _where_fits(
+    problem: Problem, sums: "_RangeSums", devices: Sequence[int], in_flight: int, times_ms: Floats
+) -> Floats:
+    """[i, j]: the time of layers i..j-1; infinite unless they fit on the smallest device."""
     cost = problem.cost
     limits = [cost.cluster.devices[device].memory_gb for device in devices]
     room_bytes = min((limit * 1e9 for limit in limits if limit is not None), default=np.inf)
+    if room_bytes == np.inf:
+        return times_ms
     state_factor = 1 + cost.model.optimizer_bytes_per_parameter_byte
-    need_bytes_LL = state_factor * range_sums(cost.parameter_bytes_L) + (
-        in_flight / len(devices) * range_sums(cost.activation_bytes_L)
+    need_bytes_LL = state_factor * sums.parameter_bytes_LL + (
+        in_flight / len(devices) * sums.activation_bytes_LL
     )
-    return np.asarray(need_bytes_LL <= room_bytes)
+    return np.where(need_bytes_LL <= room_bytes, times_ms, np.inf)

@@ -8,7 +8,7 @@ from the best time so far and drops what cannot beat it:
 2. the recursion on the bound over several device orders (`_core/plan_on_order.cpp`), first with
    few replica counts and narrow fronts, then with all; the paper's partitions (`spp`);
 3. a lower bound for every plan (`lower_bound`); over all sets of devices it yields plans as well;
-4. complete plans that the caller offers, unless the optimum is found already;
+4. complete plans that the caller offers, a late start first, unless the optimum is found already;
 5. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
    and the recursion again on the order that the best plan uses, until the effort is spent or the
    bound is met.
@@ -27,6 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan import _core
+from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Stage
 from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
@@ -43,8 +44,8 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.partition import best_partitions
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
-from pipeplan.planning.planner.starts import different_plans, even_split, plain_plan
-from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
+from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
 
 __all__ = ["plan_best"]
@@ -59,22 +60,24 @@ NUM_FIRST = NUM_POLISHED = 4
 """Searches before the proof; plans for which each search looks for better schedules."""
 
 
-def plan_best(problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None) -> Draft:
+def plan_best(
+    problem: Problem, starts: Iterable[Draft] = (), late: LateStart | None = None
+) -> Draft:
     """The fastest plan that all of the above finds, with its certificate.
 
-    Never slower than `first`, whose bound has to hold here, nor than any of the `starts`, which
+    Never slower than `late`, whose bound has to hold here, nor than any of the `starts`, which
     are taken one by one.
     """
     search = _Search(problem.within_samples())
     search.offer_simple_plans()
     try:
-        if first is not None:
-            search.start_from(first)
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
             search.search_from(different_plans(search.incumbent.ranked(), NUM_FIRST), 0.25)
         search.prove()
+        if late is not None:
+            search.start_from(late)
         search.offer_all(starts)
         search.improve()
     except _core.DeadlineError:
@@ -120,6 +123,7 @@ class _Search:
             has_equal_devices=self.instance.has_equal_devices,
             num_rates=num_link_rates(problem.cost),
             shares_links=problem.cost.contention is not None,
+            plans_on_sets=self.plans_on_sets,
         )
 
     @property
@@ -148,11 +152,20 @@ class _Search:
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part[:1])),))
         self.incumbent.offer((Stage(layers=everything, devices=tuple(part)),))
 
-    def start_from(self, first: Draft) -> None:
-        """Consider a plan before everything else, and take over its bound."""
-        self.incumbent.offer_draft(first, self.problem.deadline)
-        if first.bound is not None:
-            self._raise_bound(first.bound.lower_bound_ms, first.notes["bound"])
+    def start_from(self, late: LateStart) -> None:
+        """Consider a plan that takes long to make, and take over its bound."""
+        if self.is_optimal or self.is_late:
+            return
+        try:
+            draft = late()
+        except InfeasibleError:
+            return  # in this problem there may still be a plan
+        except SearchInterrupted as stop:
+            self.incumbent.offer_draft(stop.draft, self.problem.deadline)
+            raise
+        self.incumbent.offer_draft(draft, self.problem.deadline)
+        if draft.bound is not None:
+            self._raise_bound(draft.bound.lower_bound_ms, draft.notes["bound"])
 
     def order_devices(self) -> None:
         """Make the device orders; offer an even split on the first and on the cluster's own."""
@@ -165,16 +178,9 @@ class _Search:
             most=self.settings.num_orders,
             deadline=self.problem.deadline,
         )
-        self.orders = list(dict.fromkeys(map(self._with_ends, orders)))
+        limits = self.problem.limits
+        self.orders = list(dict.fromkeys(with_ends(order, limits) for order in orders))
         self.offer_even_split(self.orders[0])
-
-    def _with_ends(self, order: tuple[int, ...]) -> tuple[int, ...]:
-        """The order with the devices of `first_on` and `last_on` at its ends."""
-        first, last = self.problem.limits.first_on, self.problem.limits.last_on
-        middle = [device for device in order if device not in (first, last)]
-        front = [] if first is None else [first]
-        back = [] if last is None or last == first else [last]
-        return (*front, *middle, *back)
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
         """As many stages as there can be, one device each."""
@@ -208,10 +214,10 @@ class _Search:
             tuple(rng.sample(range(self.num_devices), self.num_devices))
             for _ in range(settings.NUM_RANDOM_ORDERS)
         )
-        for order in map(self._with_ends, (roomiest, roomiest[::-1], *shuffled)):
+        for order in (roomiest, roomiest[::-1], *shuffled):
             if self.is_late or self.incumbent.has_plan:
                 return
-            self._plan_on_order(order, settings.ANY_PLAN)
+            self._plan_on_order(with_ends(order, self.problem.limits), settings.ANY_PLAN)
 
     def _plan_on_order(self, order: tuple[int, ...], step: settings.Step) -> float:
         """Offer the best plans on an order, and return the least bound of a plan on it."""
@@ -300,7 +306,7 @@ class _Search:
         self._raise_bound(exact_ms, "exact-sets")
         self._offer_found(found)
         for placed in plans:
-            self.offer(self._placed(placed))
+            self.incumbent.offer_placed(placed, self.problem.deadline)
 
     def _prove_on_near_sets(self) -> None:
         """Small sets of devices, as far as the effort allows."""
@@ -332,24 +338,17 @@ class _Search:
         never gives a slower plan.
         """
         left = self.problem.effort * settings.cycle_cost(self.settings.cycle)
+        if self.cost.contention and self.plans_on_sets:
+            left *= settings.SET_SHARED_CYCLE
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
             for step in self.settings.cycle:
                 left -= step.cost
                 if left < -1e-9 or self.is_optimal or self.is_late:
                     return
-                self.search_from(self._starts_of(step, rng), step.budget)
+                starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
+                self.search_from(starts, step.budget)
             self.plan_on_own_order()
-
-    def _starts_of(self, step: settings.SearchStep, rng: random.Random) -> list[tuple[Stage, ...]]:
-        """The plans from which a step of local search sets out."""
-        match step.starts:
-            case settings.Starts.PLAIN:
-                return [plain_plan(self.cost, self.orders, rng) for _ in range(step.num_searches)]
-            case settings.Starts.DIFFERENT:
-                return different_plans(self.incumbent.ranked(), step.num_searches)
-            case settings.Starts.BEST:
-                return self.incumbent.ranked()[: step.num_searches]
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
         """Local search from each of these plans, each with its own random numbers."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pipeplan import _core
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.planner.best import OPTIMAL_WITHIN, plan_best
-from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 
 __all__ = ["plan_best_shares"]
 
@@ -21,13 +21,13 @@ FASTER = 1 - 1e-12
 
 
 def plan_best_shares(
-    problem: Problem, starts: Iterable[Draft] = (), first: Draft | None = None
+    problem: Problem, starts: Iterable[Draft] = (), late: LateStart | None = None
 ) -> Draft:
     """The fastest plan with whatever shares, with its certificate; see `plan_best`."""
     if not problem.any_shares:
-        return plan_best(problem, starts, first)
+        return plan_best(problem, starts, late)
     starts, again = itertools.tee(starts)
-    best = plan_best(problem, starts, first)
+    best = plan_best(problem, starts, late)
     assert best.bound is not None, "a search proves a bound"
     if best.bound.gap(best.iteration_ms) < OPTIMAL_WITHIN:
         return best
@@ -35,7 +35,7 @@ def plan_best_shares(
         return best
     try:
         even_only = replace(problem, limits=replace(problem.limits, shares=False))
-        return _faster(best, plan_best(even_only, again, first))
+        return _faster(best, plan_best(even_only, again, late))
     except (InfeasibleError, _core.DeadlineError):
         return best
     except SearchInterrupted as stop:

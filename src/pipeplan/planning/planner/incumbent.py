@@ -28,6 +28,8 @@ REALLY_FASTER = 1 - 1e-12
 """By less than this, two plans take the same time, and the first one stays."""
 AS_FAST = 1 + 1e-9
 """Among plans that are slower by less than this, the one with the least memory is taken."""
+MANY_MICROBATCHES = 256
+"""With so many, kernels may pass over a plan by an estimate (`_core/rule_estimate.cpp`)."""
 MAX_TIED = 16
 """Of so many equally fast plans the memory is compared."""
 
@@ -53,6 +55,8 @@ class Incumbent:
     _tied: list[tuple[tuple[Stage, ...], str, Draft | None]] = field(default_factory=list)
     """Plans as fast as the best one."""
     _polished: set[tuple[Stage, ...]] = field(default_factory=set)
+    _refuted: set[tuple[Stage, ...]] = field(default_factory=set)
+    """Where links are shared: stages whose bound shows that no schedule of them is the fastest."""
 
     def offer(self, stages: tuple[Stage, ...], deadline: float = np.inf) -> None:
         """Consider stages under the whole portfolio; those that break a limit are passed over.
@@ -66,19 +70,37 @@ class Incumbent:
         if self.instance.any_shares:
             self._offer(stages_by_speed(self.instance, stages), deadline)
 
+    def offer_placed(self, placed: _core.PlacedPlan, deadline: float = np.inf) -> None:
+        """The same for a kernel's plan.
+
+        Where links are shared, there are hundreds, and slow ones are not kept to search from.
+        """
+        if self.cost.contention and not self.instance.any_shares:
+            rank_ms, times_ms = self._judged(placed, deadline)
+            if times_ms and min(times_ms) < np.inf:
+                self._take(placed_stages(placed, self.instance), rank_ms, times_ms)
+        else:
+            self.offer(placed_stages(placed, self.instance), deadline)
+
     def _offer(self, stages: tuple[Stage, ...], deadline: float) -> None:
         if stages in self._pool or broken_constraint(stages, self.limits):
             return
-        rank_ms, times_ms = _core.judge_plan(
-            self.instance,
-            placed_plan(self.instance, stages),
-            self.iteration_ms,
-            self.iteration_ms * WORTH_ALL_RULES,
-            deadline,
-        )
-        if not times_ms:
+        rank_ms, times_ms = self._judged(placed_plan(self.instance, stages), deadline)
+        if times_ms:
+            self._take(stages, rank_ms, times_ms)
+
+    def _judged(self, placed: _core.PlacedPlan, deadline: float) -> tuple[float, list[float]]:
+        """What ranks a plan, and its times under the portfolio; none if it is not possible."""
+        worth_ms = self.iteration_ms * WORTH_ALL_RULES
+        return _core.judge_plan(self.instance, placed, self.iteration_ms, worth_ms, deadline)
+
+    def _take(self, stages: tuple[Stage, ...], rank_ms: float, times_ms: list[float]) -> None:
+        if broken_constraint(stages, self.limits):
             return
         self._pool[stages] = rank_ms
+        is_exact = self.num_microbatches < MANY_MICROBATCHES
+        if self.cost.contention and is_exact and min(times_ms) == np.inf:
+            self._refuted.add(stages)
         for rule, iteration_ms in zip(PORTFOLIO, times_ms, strict=True):
             self._keep(stages, rule, iteration_ms)
 
@@ -103,7 +125,7 @@ class Incumbent:
         if any(stage.num_replicas > self.cost.max_replicas for stage in draft.stages):
             return
         self.offer(draft.stages, deadline)
-        if self._keeps_limits(draft):
+        if draft.stages not in self._refuted and self._keeps_limits(draft):
             if self.cost.contention:  # a draft may come from costs that know no shared links
                 run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes)
                 draft = replace(draft, iteration_ms=run.iteration_ms)

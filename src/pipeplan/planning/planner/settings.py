@@ -22,6 +22,7 @@ __all__ = [
     "NUM_SET_CANDIDATES",
     "NUM_SHARED_CANDIDATES",
     "PRICE_STEPS",
+    "SET_SHARED_CYCLE",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
     "SearchStep",
@@ -218,6 +219,9 @@ SHARED_BUDGET, LARGE_SHARED_BUDGET, MAX_SHARED_DEVICES = 0.5, 0.25, 64
 """The part of a search's budget where links are shared, and the same on more devices than the last
 number: the problem without them was searched already, and three to six times the budget made only
 3 of 58 plans faster by more than 0.1 %."""
+SET_SHARED_BUDGET, SET_SHARED_CYCLE = 0.4, 0.25
+"""The same where all sets of devices were planned on, and the part of a cycle that effort 1 buys
+there: the whole cycle with a budget of 0.5 made 2 of 48 plans faster by more than 0.1 %."""
 NUM_SHARED_CANDIDATES = 300
 """The same where links are shared. Then plans with the same bound differ by what their transfers
 wait for each other, and only a simulation tells: one of 48 plans was 5 % faster."""
@@ -244,6 +248,7 @@ def budget_factor(
     has_equal_devices: bool,
     num_rates: int,
     shares_links: bool = False,
+    plans_on_sets: bool = False,
 ) -> float:
     """The part of a search's budget that is worth its time.
 
@@ -256,6 +261,8 @@ def budget_factor(
     factor = REGULAR_BUDGET if is_regular else 1.0
     if not shares_links:
         return factor
+    if plans_on_sets:
+        return factor * SET_SHARED_BUDGET
     is_large = num_devices > MAX_SHARED_DEVICES
     return factor * (LARGE_SHARED_BUDGET if is_large else SHARED_BUDGET)
 

@@ -10,11 +10,30 @@ from collections.abc import Sequence
 
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
+from pipeplan.planning.limits import Limits
+from pipeplan.planning.planner.settings import SearchStep, Starts
 
-__all__ = ["different_plans", "even_split", "plain_plan"]
+__all__ = ["different_plans", "even_split", "plain_plan", "starts_of", "with_ends"]
 
 NEAR_COPY = 0.5
 """Plans with at least this part of their device sets in common are near copies."""
+
+
+def starts_of(
+    step: SearchStep,
+    ranked: Sequence[tuple[Stage, ...]],
+    cost: CostModel,
+    orders: Sequence[tuple[int, ...]],
+    rng: random.Random,
+) -> Sequence[tuple[Stage, ...]]:
+    """The plans from which a step of local search sets out; `ranked` has the best ones first."""
+    match step.starts:
+        case Starts.PLAIN:
+            return [plain_plan(cost, orders, rng) for _ in range(step.num_searches)]
+        case Starts.DIFFERENT:
+            return different_plans(ranked, step.num_searches)
+        case Starts.BEST:
+            return ranked[: step.num_searches]
 
 
 def different_plans(ranked: Sequence[tuple[Stage, ...]], count: int) -> list[tuple[Stage, ...]]:
@@ -33,6 +52,15 @@ def _are_near_copies(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> bool:
     sets = {frozenset(stage.devices) for stage in one}
     common = sum(frozenset(stage.devices) in sets for stage in other)
     return common >= NEAR_COPY * max(len(one), len(other))
+
+
+def with_ends(order: tuple[int, ...], limits: Limits) -> tuple[int, ...]:
+    """The order with the devices of `first_on` and `last_on` at its ends."""
+    first, last = limits.first_on, limits.last_on
+    middle = [device for device in order if device not in (first, last)]
+    front = [] if first is None else [first]
+    back = [] if last is None or last == first else [last]
+    return (*front, *middle, *back)
 
 
 def even_split(order: Sequence[int], num_layers: int) -> tuple[Stage, ...]:

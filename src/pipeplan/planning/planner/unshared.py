@@ -3,19 +3,23 @@
 Sharing a link only makes transfers longer. So a lower bound for the problem without shared links
 holds with them, too. And its plan, judged by the real times, is a plan to start from: who knows
 about the links is never slower than who does not.
+
+The real problem goes first. Where its plan is proven optimal, the plan without shared links cannot
+be faster, and it is not made.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 
-from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 
 __all__ = ["plan_knowing_links"]
 
-PlanFrom = Callable[[Problem, Iterable[Draft], Draft | None], Draft]
-"""Plans a problem from complete plans, and before these from a draft, if there is one."""
+PlanFrom = Callable[[Problem, Iterable[Draft], LateStart | None], Draft]
+"""Plans a problem from complete plans, and before these from a late start, if there is one."""
 
 
 def plan_knowing_links(
@@ -24,15 +28,19 @@ def plan_knowing_links(
     """The draft of `plan_from`. Where links are shared, it starts from what it finds without."""
     if problem.cost.contention is None:
         return plan_from(problem, starts(problem), None)
-    unshared = replace(
-        problem, cost=problem.cost.without_shared_links(), deadline=_half_time(problem.deadline)
-    )
-    try:
-        first = plan_from(unshared, starts(unshared), None)
-    except SearchInterrupted as stop:
-        # The door finds its real time. Its guarantee is one for links that are not shared.
-        raise SearchInterrupted(replace(stop.draft, schedule_guarantee_ms=None)) from None
-    return plan_from(problem, starts(problem), first)
+
+    @cache
+    def without_links() -> Draft:
+        unshared = replace(
+            problem, cost=problem.cost.without_shared_links(), deadline=_half_time(problem.deadline)
+        )
+        try:
+            return plan_from(unshared, starts(unshared), None)
+        except SearchInterrupted as stop:
+            # Its guarantee is one for links that are not shared.
+            raise SearchInterrupted(replace(stop.draft, schedule_guarantee_ms=None)) from None
+
+    return plan_from(problem, starts(problem), without_links)
 
 
 def _half_time(deadline: float) -> float:

@@ -7,6 +7,8 @@ from hashlib import sha256
 from itertools import product
 
 from pipeplan.cluster import Cluster
+from pipeplan.documents.inputs import cluster_document, model_document
+from pipeplan.documents.json_text import to_json
 from pipeplan.documents.text import nearest, printable
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.planning.door import Attempt, attempt, make_problem
@@ -49,6 +51,9 @@ class SweepRow:
     peak_memory_gb: float | None = None
     num_stages: int | None = None
     num_devices: int | None = None
+    """How many devices the plan uses."""
+    cluster_devices: int | None = None
+    """How many devices the cluster has."""
     lower_bound_ms: float | None = None
     fits_memory: bool | None = None
     has_whole_samples: bool | None = None
@@ -110,12 +115,19 @@ def digest(cases: Iterable[SweepCase]) -> str:
     for case in cases:
         for part in (case.model, case.cluster):
             if id(part) not in seen:
-                seen[id(part)] = sha256(repr(part).encode()).digest()
+                seen[id(part)] = sha256(_as_file(part)).digest()
             whole.update(seen[id(part)])
         names = [case.model_name, case.cluster_name, case.planner]
         numbers = [case.microbatches, case.seed]
         whole.update(json.dumps([names, numbers, case.arguments()]).encode())
     return whole.hexdigest()
+
+
+def _as_file(part: ModelProfile | Cluster) -> bytes:
+    """An input as the bytes of its file."""
+    if isinstance(part, ModelProfile):
+        return to_json(model_document(part))
+    return to_json(cluster_document(part))
 
 
 def run_case(case: SweepCase) -> Outcome:
@@ -142,6 +154,7 @@ def _row(case: SweepCase, made: Attempt) -> SweepRow:
         microbatches=case.microbatches,
         planner=case.planner,
         seed=case.seed,
+        cluster_devices=case.cluster.num_devices,
     )
     plan = made.plan
     if plan is None:

@@ -77,6 +77,10 @@ class Outlook:
     before: Plan
     prospects: tuple[Prospect, ...]
 
+    def __repr__(self) -> str:
+        today_ms = self.before.iteration_ms
+        return f"<Outlook: {len(self.prospects)} prospects, {today_ms:.6g} ms today>"
+
     def document(self) -> dict[str, Any]:
         """The table for machines."""
         return {

@@ -39,6 +39,11 @@ class WhatIf:
     replanned_problem: str | None
     planning_s: float
 
+    def __repr__(self) -> str:
+        plans = (self.before, self.kept, self.replanned)
+        today, kept, new = (f"{p.iteration_ms:.6g} ms" if p else "none" for p in plans)
+        return f"<What if {self.changes.title[:40]}: today {today}, kept {kept}, new {new}>"
+
     @property
     def is_kept_best(self) -> bool:
         """Whether the old plan is still the best one known."""
@@ -104,6 +109,12 @@ def whatif(
         planner: who makes the new plan; by default the planner of the old one.
         effort: how much to search for it; by default less on clusters of more than 32 devices.
         report: called with a short line about progress, now and then.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.whatif(plan, slower={"h0d1": 0.5}, planner="spp").cost > 0
+        True
     """
     changes = Changes(
         slower=dict(slower or {}),

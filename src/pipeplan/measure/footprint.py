@@ -1,30 +1,53 @@
 """Counts the bytes that a layer's forward and backward hold, by the storages of tensors."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipeplan.splitting.nesting import tensors_in
-from pipeplan.splitting.torch_private import TorchDispatchMode
+from pipeplan.splitting.torch_private import TorchDispatchMode, storage_key
 
-__all__ = ["AliveBytes", "KeptBytes"]
+__all__ = ["AliveBytes", "KeptBytes", "bytes_of"]
+
+
+def bytes_of(tensors: Iterable[torch.Tensor], without: Iterable[torch.Tensor] = ()) -> int:
+    """The bytes of tensors by their storages; each storage counts once, those of `without` not."""
+    left_out = {storage_key(tensor) for tensor in without}
+    sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(size for key, size in sizes.items() if key not in left_out)
+
+
+class _Saved:
+    """A tensor that autograd has saved; it lives as long as autograd needs it."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
 
 
 class KeptBytes:
     """Counts the bytes that autograd keeps for the backward; parameters do not count."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self._kept: dict[int, int] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self._parameters = parameters
+        self._saved: list[weakref.ref[_Saved]] = []
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            self._keep, lambda saved: saved.tensor
+        )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What autograd keeps at this moment."""
+        return [saved.tensor for saved in (ref() for ref in self._saved) if saved is not None]
 
     @property
     def total(self) -> int:
-        """The sum; a storage counts once, even if several operations keep it."""
-        return sum(self._kept.values())
+        """The bytes at this moment; a storage counts once, even if several operations keep it."""
+        return bytes_of(self.tensors, self._parameters)
 
     def __enter__(self) -> "KeptBytes":
         self._hooks.__enter__()
@@ -33,11 +56,10 @@ class KeptBytes:
     def __exit__(self, *_: Any) -> None:
         self._hooks.__exit__()
 
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def _keep(self, tensor: torch.Tensor) -> _Saved:
+        saved = _Saved(tensor)
+        self._saved.append(weakref.ref(saved))
+        return saved
 
 
 class AliveBytes(TorchDispatchMode):

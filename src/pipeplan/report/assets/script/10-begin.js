@@ -3,7 +3,7 @@ const restyle = () => { readColours(); resize(); };
 function print(on) {
   if (state.printing === on) return;
   state.printing = on;
-  for (const part of document.querySelectorAll("details:not(.keys)")) part.open = on || part.open;
+  for (const part of document.querySelectorAll("details:not(.keys, .other-plan)")) part.open = on || part.open;
   if (on) { state.from = 0; state.to = total || 1; state.cursor = null; tip.hidden = true; }
   restyle();
 }
