@@ -318,6 +318,7 @@ def local_search(
     num_threads: int,
     deadline: float = ...,
     known_ms: float = ...,
+    hottest: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
 def run_groups(
     costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
