@@ -208,7 +208,7 @@ def trace_file(path, plan, truth):
         traces.append(
             RankTrace(
                 rank=rank,
-                stage=stage,
+                stages=(stage,),
                 replica=plan.stages[stage].devices.index(device),
                 zero_s=0.0,
                 start_s=0.0,

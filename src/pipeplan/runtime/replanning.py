@@ -59,10 +59,10 @@ class Replanning:
 
 def _spans(plan: Plan, traces: Sequence[RankTrace]) -> Iterator[Span]:
     """What each device did, in ms since the first rank began the step."""
-    used = [trace for trace in traces if trace.stage >= 0]
+    used = [trace for trace in traces if trace.stages]
     start_s = min(trace.start_s - trace.zero_s for trace in used)
     for trace in used:
-        device = plan.stages[trace.stage].devices[trace.replica]
+        device = plan.stages[trace.stages[0]].devices[trace.replica]
         for event in trace.events:
             if event.category != WAIT:
                 start_ms, end_ms = (
