@@ -49,6 +49,7 @@ from pipeplan.runtime.supervision.error_policy import (
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.gathering import Gathering
 from pipeplan.runtime.supervision.meeting import confirm, meet
 from pipeplan.runtime.supervision.watchdog import WatchdogOptions
 from pipeplan.runtime.tracing import RankTrace, events_of, write_trace
@@ -147,11 +148,9 @@ class Pipeline(SavedTraining):
         )
         self._updater = Updater(LossScaler(enabled=amp_dtype is torch.float16), clip_norm, on_nan)
         self._on_step, self._replanning = on_step, Replanning(replan_after, on_replan)
-        self._set_up_counters()
-        meeting = meet(watchdog or WatchdogOptions())
-        self._watchdog = meeting.watchdog
+        gathering = self._meet_others(watchdog or WatchdogOptions())
         with in_set_up(self._watchdog):
-            confirm(meeting.gathering)
+            confirm(gathering)
             more = {"clip_norm": clip_norm, "on_nan": on_nan, "replan_after": replan_after}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
             require_same_settings(self.plan, settings, more, made)
@@ -166,11 +165,15 @@ class Pipeline(SavedTraining):
             self._set_up_keeping(seed, scheduler_fn)
         self._zero_s = time.perf_counter()
 
-    def _set_up_counters(self) -> None:
+    def _meet_others(self, patience: WatchdogOptions) -> Gathering:
+        """Wait for all ranks, and begin to watch over each other."""
+        meeting = meet(patience)
+        self._watchdog = meeting.watchdog
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
+        return meeting.gathering
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
