@@ -58,8 +58,9 @@ SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
 MAX_SEED = 2**64
-NUM_FIRST = NUM_POLISHED = 4
-"""Searches before the proof; plans for which each search looks for better schedules."""
+NUM_FIRST, NUM_POLISHED = 4, {False: 4, True: 2}
+"""Searches before the proof; plans for which each search looks for better schedules, by whether
+links are shared, which makes simulations long."""
 
 
 def plan_best(
@@ -75,7 +76,7 @@ def plan_best(
     try:
         search.order_devices()
         search.plan_on_orders()
-        if search.plans_on_sets:  # a better plan prunes more than this short search costs
+        if search.plans_on_sets and not problem.cost.contention:  # prunes more than it costs
             search.search_from(different_plans(search.incumbent.ranked(), NUM_FIRST), 0.25)
         search.prove()
         if late is not None:
@@ -367,7 +368,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
-        self.incumbent.polish(NUM_POLISHED, self.problem.deadline)
+        self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""
