@@ -35,7 +35,7 @@ def test_the_line_says_what_it_is(answers):
     assert shown["ModelProfile"] == (
         "<Model 'gpt2-xl': 50 layers, 3.115 GB of parameters, microbatches of 1>"
     )
-    assert shown["Cluster"] == "<Cluster '8x8-100g': 64 devices in 8 hosts, 8 shared links>"
+    assert shown["Cluster"] == "<Cluster '8x8-100g': devices 64, hosts 8, shared links 8>"
 
 
 def test_a_stage_shows_what_is_special():

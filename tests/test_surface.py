@@ -112,6 +112,17 @@ PLANNING_OPTIONS = {
 }
 
 COMMANDS = {
+    "calibrate": {
+        "plan",
+        "trace",
+        "-o",
+        "--output",
+        "--model",
+        "--cluster",
+        "--planner",
+        "--effort",
+        "--json",
+    },
     "check": {"plan", "--strict-memory", "--schedule", "--json"},
     "compare": {
         "model",
@@ -125,6 +136,7 @@ COMMANDS = {
         *PLANNING_OPTIONS,
     },
     "demo": {"-o", "--output"},
+    "discover": {"-o", "--output", "--from", "--processes", "--hosts", "--name", "--assume"},
     "export": {"plan", "--to", "-o", "--output", "--map", "--nearest"},
     "export-checkpoint": {"directory", "-o", "--output"},
     "import": {
@@ -347,6 +359,7 @@ ROOMS = [
     {"planning.suggestions"},
     {"report"},
     {"interop"},
+    {"calibration"},
     {"user_code"},
     {"splitting"},
     {"runtime"},

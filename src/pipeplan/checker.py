@@ -66,6 +66,15 @@ def check(plan: Plan, *, strict_memory: bool = False) -> Verdict:
     Too much memory is one warning; with `strict_memory` each device is an error. Devices that take
     a part of a sample are a warning too. After a few hundred messages one more says that there are
     others.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="1f1b")
+        >>> pp.check(plan).ok
+        True
+        >>> from dataclasses import replace
+        >>> pp.check(replace(plan, stages=plan.stages[:-1])).errors[0]
+        'stages: cover 21 of 24 layers; stages cover all layers once, in order'
     """
     errors = structural_errors(plan)
     if errors:

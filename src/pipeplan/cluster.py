@@ -183,8 +183,8 @@ class Cluster:
     def __repr__(self) -> str:
         num_hosts = len({device.host for device in self.devices})
         return (
-            f"<Cluster {reprlib.repr(self.name)}: {self.num_devices} devices in {num_hosts} hosts,"
-            f" {len(self.links)} shared links>"
+            f"<Cluster {reprlib.repr(self.name)}: devices {self.num_devices}, hosts {num_hosts},"
+            f" shared links {len(self.links)}>"
         )
 
     @property
@@ -207,6 +207,18 @@ def expand_hosts(
 
     Devices are named `h<host>d<device>` from 0 in the order of `hosts`; a host that has a name has
     it instead of `h<host>`.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> hosts = [
+        ...     pp.HostGroup(devices=4, bandwidth_gb_per_s=50),
+        ...     pp.HostGroup(devices=2, bandwidth_gb_per_s=12, speed=0.5),
+        ... ]
+        >>> cluster = pp.expand_hosts("uneven", hosts, between_hosts_gb_per_s=3)
+        >>> [device.name for device in cluster.devices]
+        ['h0d0', 'h0d1', 'h0d2', 'h0d3', 'h1d0', 'h1d1']
+        >>> float(cluster.bandwidth_gb_per_s[0][4])
+        3.0
     """
     if not hosts:
         raise ClusterError("hosts: is empty; a cluster has at least one host")

@@ -192,6 +192,12 @@ class Bound:
         """By which fraction, at most, a plan of that time is slower than the best.
 
         Infinite where the bound is 0 and so says nothing about a plan that takes any time.
+
+        Examples:
+            >>> import pipeplan as pp
+            >>> bound = pp.Bound(lower_bound_ms=100.0, scope="any")
+            >>> round(bound.gap(103.0), 4)
+            0.03
         """
         if not self.lower_bound_ms:
             return math.inf if iteration_ms else 0.0

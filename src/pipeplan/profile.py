@@ -98,7 +98,16 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """A model as a chain of layers, in execution order."""
+    """A model as a chain of layers, in execution order.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> costs = {"forward_ms": 2, "backward_ms": 4, "output_bytes": 1e6, "parameter_bytes": 8e6}
+        >>> layers = tuple(pp.LayerProfile(name=f"layer{n}", **costs) for n in range(6))
+        >>> model = pp.ModelProfile(name="six", microbatch_size=8, layers=layers)
+        >>> pp.plan(model, pp.zoo.cluster("1x8-pcie"), microbatches=8).num_used_devices
+        8
+    """
 
     name: str
     microbatch_size: int

@@ -46,6 +46,16 @@ def simulate(plan: Plan) -> Timeline | GroupTimeline:
 
     A plan that the checker refuses raises `PlanFileError`, or `ScheduleError` if its schedule
     is incomplete or deadlocks. Figures under `predicted` are not looked at.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="1f1b")
+        >>> timeline = pp.simulate(plan)
+        >>> timeline.iteration_ms == plan.iteration_ms
+        True
+        >>> first = timeline.blocks[0][0]
+        >>> first.start_ms
+        0.0
     """
     cost = _valid_cost(plan)
     if plan.uses_families:

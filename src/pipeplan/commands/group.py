@@ -5,8 +5,10 @@ One table gives each command its line in `pipeplan --help` and the examples unde
 
 import click
 
+from pipeplan.commands.calibrate import calibrate_command
 from pipeplan.commands.compare import compare_command
 from pipeplan.commands.completion import completion_command
+from pipeplan.commands.discover import discover_command
 from pipeplan.commands.export import export_command
 from pipeplan.commands.export_checkpoint import export_checkpoint_command
 from pipeplan.commands.import_files import import_command
@@ -41,6 +43,14 @@ def commands() -> None:
 
 
 TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
+    (
+        calibrate_command,
+        "Correct a plan's inputs by a real run.",
+        (
+            "calibrate bert.plan.json trace.json",
+            "calibrate bert.plan.json trace.json -o better.plan.json",
+        ),
+    ),
     (check_command, "Judge a plan by a replay of its own.", ("check bert.plan.json",)),
     (
         compare_command,
@@ -53,6 +63,14 @@ TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
         ("completion bash >> ~/.bashrc", 'completion zsh > "${fpath[1]}/_pipeplan"'),
     ),
     (demo_command, "Plan, compare and draw an example.", ("demo -o demo",)),
+    (
+        discover_command,
+        "Write the cluster file of this machine.",
+        (
+            "discover -o here.cluster.json",
+            "discover --from topo.txt --hosts node1 -o node1.cluster.json",
+        ),
+    ),
     (
         export_command,
         "Write a plan for another framework.",

@@ -11,7 +11,7 @@ from pipeplan.documents.text import printable
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
 
-__all__ = ["import_command"]
+__all__ = ["assumed_from", "import_command"]
 
 
 @click.command("import")
@@ -52,7 +52,7 @@ def import_command(
     settings = ImportSettings(
         name=name or _name_of(file),
         microbatch_size=microbatch_size,
-        assumed_gb_per_s=_assumed(assume or ""),
+        assumed_gb_per_s=assumed_from(assume or ""),
     )
     shown = "standard input" if file == STANDARD_STREAM else file
     with progress("importing"):
@@ -83,7 +83,7 @@ def _name_of(file: str) -> str:
     return "imported" if file == STANDARD_STREAM else PurePath(file).stem or "imported"
 
 
-def _assumed(text: str) -> dict[str, float]:
+def assumed_from(text: str) -> dict[str, float]:
     """The bandwidths in a text like `NV=25,SYS=10`."""
     from pipeplan.interop.source_text import number_in
     from pipeplan.validation import BANDWIDTH_GB_PER_S, require_number

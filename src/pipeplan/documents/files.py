@@ -42,7 +42,14 @@ def read_model(path: str | Path) -> ModelProfile:
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster in a `pipeplan.cluster/1` file, JSON or YAML, shorthand expanded."""
+    """The cluster in a `pipeplan.cluster/1` file, JSON or YAML, shorthand expanded.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> pp.write_cluster(pp.zoo.cluster("4x2-10g"), "mine.cluster.yaml")
+        >>> pp.read_cluster("mine.cluster.yaml")
+        <Cluster '4x2-10g': devices 8, hosts 4, shared links 4>
+    """
     return _read(path, parse_cluster, ClusterError)
 
 
@@ -62,7 +69,15 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan together with its inputs."""
+    """Write a plan together with its inputs.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.write_plan(plan, "vgg19.plan.json")
+        >>> pp.read_plan("vgg19.plan.json") == plan
+        True
+    """
     _write(path, lambda: plan_document(plan))
 
 

@@ -20,7 +20,7 @@ from pipeplan.interop.hosts import assumed_bandwidths, host_cluster, require_dev
 from pipeplan.interop.imported import Imported, ImportSettings
 from pipeplan.interop.source_text import number_in, whole_number_in
 
-__all__ = ["is_nccl_topology", "read_nccl_topology"]
+__all__ = ["NcclHost", "is_nccl_topology", "parse_nccl_topology", "read_nccl_topology"]
 
 NVLINK_GB_PER_S = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
 """By the first generation that has it; a GPU takes the last entry that is not above its `sm`."""
@@ -62,28 +62,49 @@ def is_nccl_topology(text: str) -> bool:
     return text.lstrip().startswith("<")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclHost:
+    """What a file says about its host."""
+
+    numbers: tuple[int, ...]
+    """Of its GPUs, rising."""
+    rows_gb_per_s: tuple[tuple[float, ...], ...]
+    """Between its GPUs."""
+    cards_gb_per_s: tuple[float, ...]
+
+
 def read_nccl_topology(text: str, settings: ImportSettings) -> Imported:
     """The host that an XML file of NCCL describes."""
+    host = parse_nccl_topology(text, assumed_bandwidths(settings.assumed_gb_per_s)["SYS"])
+    names = [f"gpu{number}" for number in host.numbers]
+    cluster = host_cluster(settings.name, names, host.rows_gb_per_s)
+    notes = ["bandwidths are NCCL's figures, not measured"]
+    if host.cards_gb_per_s:
+        cards = host.cards_gb_per_s
+        total = f"{len(cards)} network cards with {sum(cards):g} GB/s together"
+        notes.append(f"this is one host; it has {total}, for between_hosts_gb_per_s")
+    return Imported(result=cluster, notes=tuple(notes))
+
+
+def parse_nccl_topology(text: str, sys_gb_per_s: float) -> NcclHost:
+    """The GPUs of a file with the bandwidths between them; `sys` is the link between sockets."""
     system = _parse(text)
     if system.tag != "system":
         raise InputError(f"the root is <{excerpt(system.tag)}>, not <system>")
-    sys_gb_per_s = assumed_bandwidths(settings.assumed_gb_per_s)["SYS"]
     gpus, cards_gb_per_s = _walk(system)
     require_devices(len(gpus))
     gpus.sort(key=lambda gpu: gpu.number)
     for gpu, other in pairwise(gpus):
         if gpu.number == other.number:
             raise InputError(f"two GPUs have dev {gpu.number}; give the file of one host")
-    rows = [
-        [0.0 if gpu is other else _between(gpu, other, sys_gb_per_s) for other in gpus]
-        for gpu in gpus
-    ]
-    cluster = host_cluster(settings.name, [f"gpu{gpu.number}" for gpu in gpus], rows)
-    notes = ["bandwidths are NCCL's figures, not measured"]
-    if cards_gb_per_s:
-        total = f"{len(cards_gb_per_s)} network cards with {sum(cards_gb_per_s):g} GB/s together"
-        notes.append(f"this is one host; it has {total}, for between_hosts_gb_per_s")
-    return Imported(result=cluster, notes=tuple(notes))
+    return NcclHost(
+        numbers=tuple(gpu.number for gpu in gpus),
+        rows_gb_per_s=tuple(
+            tuple(0.0 if gpu is other else _between(gpu, other, sys_gb_per_s) for other in gpus)
+            for gpu in gpus
+        ),
+        cards_gb_per_s=tuple(cards_gb_per_s),
+    )
 
 
 def _parse(text: str) -> ElementTree.Element:

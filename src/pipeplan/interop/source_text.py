@@ -13,7 +13,7 @@ from pipeplan.documents.text import excerpt
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
 
-__all__ = ["csv_rows", "number_in", "read_text", "whole_number_in"]
+__all__ = ["csv_rows", "number_in", "plain_lines", "read_text", "whole_number_in"]
 
 BYTE_ORDER_MARK = "\ufeff"
 GZIP = b"\x1f\x8b"
@@ -21,6 +21,7 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re
 WHOLE_NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
 LONGEST_NUMBER = 400
 DELIMITERS = ",;\t"
+TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def read_text(path: str) -> str:
@@ -102,3 +103,9 @@ def csv_rows(text: str) -> list[tuple[int, list[str]]]:
     except csv.Error as problem:
         raise InputError(f"line {reader.line_num}: is not CSV: {problem}") from None
     return rows
+
+
+def plain_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that hold something, stripped, with their numbers; without colours of terminals."""
+    lines = enumerate(TERMINAL_CODES.sub("", text).splitlines(), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]

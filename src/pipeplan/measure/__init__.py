@@ -2,6 +2,7 @@
 
 >>> from pipeplan import measure
 >>> model = measure.profile(module, batch, loss_fn=loss_fn, targets=targets)
+>>> cluster = measure.measure_links().cluster  # on every rank of torch.distributed
 
 Measuring needs the extra `torch`. Names are imported on first use, and planning imports none.
 """
@@ -10,13 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeplan.measure.all_links import MeasuredLinks, measure_links
     from pipeplan.measure.profiling import measure_model, profile
     from pipeplan.measure.results import ModelMeasurement
 
-__all__ = ["ModelMeasurement", "measure_model", "profile"]
+__all__ = ["MeasuredLinks", "ModelMeasurement", "measure_links", "measure_model", "profile"]
 
 _MODULE_OF = {
+    "MeasuredLinks": "pipeplan.measure.all_links",
     "ModelMeasurement": "pipeplan.measure.results",
+    "measure_links": "pipeplan.measure.all_links",
     "measure_model": "pipeplan.measure.profiling",
     "profile": "pipeplan.measure.profiling",
 }

@@ -115,6 +115,15 @@ def compare(
         on_start: called with each planner's name before it runs.
         options: the fields of `PlanningOptions`, such as `divisible` or `ignore_memory`. Published
             planners ignore them; their rows say which limits they break.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> model, cluster = pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g")
+        >>> found = pp.compare(model, cluster, 16, ["spp", "gpipe", "data-parallel"])
+        >>> [row.planner for row in found.rows if row.fits_memory]
+        ['data-parallel', 'spp']
+        >>> found.plans["spp"].num_stages
+        2
     """
     problem = make_problem(
         model,

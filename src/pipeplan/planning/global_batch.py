@@ -114,6 +114,13 @@ def plan_global_batch(
     Raises:
         InputError: as `plan`, and for a batch that no allowed number of microbatches divides.
         InfeasibleError: no size has a plan; the message is that of the smallest size.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> model, cluster = pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g")
+        >>> plan = pp.plan_global_batch(model, cluster, 256, planner="spp")
+        >>> plan.microbatches * plan.model.microbatch_size
+        256
     """
     require_count(InputError, "global_batch", global_batch, COUNT)
     search = _Search(

@@ -71,6 +71,11 @@ def write_report(
         beside: plans whose timelines the page shows on one scale, such as before and after.
         others: plans by the name in the first column of `comparison`; a click shows the timeline.
         warn: is told of stale figures in the plan, which the page replaces.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.write_report(plan, "vgg19.html")
     """
     page = render_report(plan, comparison, beside=beside, others=others, warn=warn)
     write_atomically(path, page.encode())

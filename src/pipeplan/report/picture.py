@@ -45,6 +45,12 @@ def plot(
         file_format: `svg`, `pdf` or `png`; None: by the suffix of the path, SVG for `-`.
         font: `sans`, `serif` or `mono`; in an SVG also any other name.
         warn: is told of stale figures in the plan, which the picture replaces.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.plot(plan, "vgg19.svg")
+        >>> pp.plot(plan, "vgg19.pdf", font="serif")
     """
     chosen = file_format or require_format(path)
     if chosen not in FORMATS:

@@ -60,6 +60,16 @@ def plot_sweep(
         font: `sans`, `serif` or `mono`; in an SVG also any other name.
         font_size: in pixels.
         warn: is told what was left out.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> from pipeplan.planning.sweep.specification import SweepSpec
+        >>> planners = ("spp", "1f1b", "data-parallel")
+        >>> spec = SweepSpec(
+        ...     models=("vgg19",), clusters=("4x2-10g",), microbatches=(4, 8), planners=planners
+        ... )
+        >>> rows = pp.sweep(spec, "results.csv", jobs=1)
+        >>> pp.plot_sweep(rows, "speedup.svg", x="microbatches", y="speedup")
     """
     chosen = require_format(path)
     style = _style(chosen, log, title, width, height, font, font_size)

@@ -66,6 +66,11 @@ def write_trace(plan: Plan, path: str | Path, *, warn: Callable[[str], None] | N
         plan: the plan.
         path: where to write it; `-` is the standard output.
         warn: is told of stale figures in the plan.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.write_trace(plan, "vgg19.trace.json")
     """
     num_events = count_events(plan)
     if num_events > MAX_EVENTS:

@@ -62,6 +62,8 @@ class _Notice(NamedTuple):
     targets: int
     options: int
     """Of the optimizer; -1 if they are not compared."""
+    variables: int
+    """Those that the program has changed since the last step, and that the model's code reads."""
 
 
 class BatchAgreement:
@@ -92,10 +94,12 @@ class BatchAgreement:
         step: int,
         transport: Transport,
         options: int = -1,
+        variables: int = 0,
     ) -> Agreed:
         """What all ranks know of this step's batch.
 
-        `options` stand for the optimizer's options, if they are the same on all ranks.
+        `options` stand for the optimizer's options, if they are the same on all ranks, and
+        `variables` for what the program has changed that the model's code reads.
 
         Raises:
             RuntimeMismatchError: this rank was given something else than the first one.
@@ -103,17 +107,18 @@ class BatchAgreement:
         for _, work in self._pending:  # the step before has ended, so they have arrived
             work.wait()
         self._pending.clear()
-        own = self._describe(batch, targets, mode, step, options)
+        own = self._describe(batch, targets, mode, step, options, variables)
         notice = own
         if self._tree.parent is not None:
             notice = self._receive(self._tree.parent, TAG, transport)
             self._compare(own, notice, has_batch=batch is not None)
-        for child in self._tree.children:
-            self._send(notice, child, TAG, transport)
+        self._send(notice, self._tree.children, TAG, transport)
         self._compare_targets(own, notice, transport)
         return Agreed(mode=mode, rows=notice.rows, key=notice.key)
 
-    def _describe(self, batch: Any, targets: Any, mode: Mode, step: int, options: int) -> _Notice:
+    def _describe(
+        self, batch: Any, targets: Any, mode: Mode, step: int, options: int, variables: int
+    ) -> _Notice:
         rows = num_rows(batch, "batch") if batch is not None else 0
         prefix = f"{mode is Mode.EVALUATION}/{rows}"
         return _Notice(
@@ -124,6 +129,7 @@ class BatchAgreement:
             batch=self._fingerprint(batch, step),
             targets=self._fingerprint(targets, step),
             options=options,
+            variables=variables,
         )
 
     def _fingerprint(self, value: Any, step: int) -> int:
@@ -160,12 +166,18 @@ class BatchAgreement:
                 " scheduler_fn or param_groups_fn"
             )
 
+        if own.variables != notice.variables:
+            raise RuntimeMismatchError(
+                f"variables: since the last step, the program has set globals or attributes that"
+                f" code of the model or the loss reads; rank {self._rank} has other values than"
+                f" {first}: set them alike on every rank"
+            )
+
     def _compare_targets(self, own: _Notice, notice: _Notice, transport: Transport) -> None:
         """Compare targets among the ranks of the last stage, if the first rank has none."""
         if notice.targets != -1 or not self._is_last:
             return
-        for rank in self._others_of_last:
-            self._send(own, rank, TARGETS_TAG, transport)
+        self._send(own, self._others_of_last, TARGETS_TAG, transport)
         if self._rank != self._first_of_last:
             first = self._receive(self._first_of_last, TARGETS_TAG, transport)
             if -1 not in (own.targets, first.targets) and own.targets != first.targets:
@@ -174,9 +186,12 @@ class BatchAgreement:
                     f" {self._first_of_last}; {REMEDY}"
                 )
 
-    def _send(self, notice: _Notice, rank: int, tag: int, transport: Transport) -> None:
-        numbers = torch.tensor(notice)
-        self._pending.append((numbers, transport.send_header(numbers, rank, tag)))
+    def _send(self, notice: _Notice, ranks: Sequence[int], tag: int, transport: Transport) -> None:
+        if ranks:
+            numbers = torch.tensor(notice)
+            self._pending += [
+                (numbers, transport.send_header(numbers, rank, tag)) for rank in ranks
+            ]
 
     def _receive(self, rank: int, tag: int, transport: Transport) -> _Notice:
         numbers = torch.empty(len(_Notice._fields), dtype=torch.int64)

@@ -171,6 +171,11 @@ def as_range(rows: Sequence[int]) -> Sequence[int]:
 
 
 def _select(value: Any, rows: Sequence[int], device: torch.device | None) -> Any:
+    # The common containers first: this runs for every microbatch.
+    if type(value) is tuple:
+        return tuple([_select(entry, rows, device) for entry in value])
+    if type(value) is dict:
+        return {key: _select(entry, rows, device) for key, entry in value.items()}
     if isinstance(value, torch.Tensor):
         if isinstance(rows, range):
             value = value[rows.start : rows.stop]

@@ -6,7 +6,6 @@ steps. Values of a GPU come to the host in one copy.
 """
 
 import hashlib
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,37 +73,36 @@ def _sample(tensor: torch.Tensor, step: int) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.numel() <= MOST_VALUES:
         return plain.reshape(-1).view(torch.uint8)
-    if plain.dtype not in TAKEN_TYPES:
-        # torch.take does not know this type, so take rows of bytes.
-        plain = plain.reshape(-1).view(torch.uint8)
-    index = _index(plain.numel(), step, plain.device)
-    return torch.take(plain, index).view(torch.uint8)
+    start, stride = _places(plain.numel(), step)
+    if plain.is_contiguous():
+        values = plain.view(-1)[start : start + MOST_VALUES * stride : stride]
+        return values.contiguous().view(torch.uint8)
+    # To flatten it would copy all of it.
+    return plain[_coordinates(plain, start, stride)].view(torch.uint8)
 
 
-TAKEN_TYPES = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.complex64, torch.complex128),
-}
-"""The types that torch.take knows."""
+def _coordinates(tensor: torch.Tensor, start: int, stride: int) -> tuple[torch.Tensor, ...]:
+    """Where these values of the flattened tensor stand in the tensor."""
+    index = torch.arange(MOST_VALUES, device=tensor.device) * stride + start
+    return torch.unravel_index(index, tensor.shape)
 
 
 def _sample_array(array: np.ndarray[Any, Any], step: int) -> bytes:
     if array.size <= MOST_VALUES:
         chosen = array.reshape(-1)
     else:
-        chosen = array.take(_index(array.size, step, torch.device("cpu")).numpy())
+        start, stride = _places(array.size, step)
+        chosen = array.take(np.arange(MOST_VALUES) * stride + start)
     if array.dtype.hasobject:
         return repr(chosen.tolist()).encode(errors="replace")
     return chosen.tobytes()
 
 
-@lru_cache(maxsize=64)
-def _index(num_values: int, step: int, device: torch.device) -> torch.Tensor:
+def _places(num_values: int, step: int) -> tuple[int, int]:
+    """Where the sample begins in this step, and how far apart its values are."""
     stride = num_values // MOST_VALUES
     stride -= stride > 1 and stride % 2 == 0  # odd, so that it meets all columns of a power of 2
-    start = step * STRIDE_OF_STEPS % stride
-    return torch.arange(MOST_VALUES, device=device) * stride + start
+    return step * STRIDE_OF_STEPS % stride, stride
 
 
 def _has_stable_text(leaf: Any) -> bool:

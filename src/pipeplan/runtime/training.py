@@ -20,6 +20,7 @@ from torch import nn
 from pipeplan.documents.files import read_plan
 from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
 from pipeplan.pipeline import Plan
+from pipeplan.runtime.code_agreement import agree_on_code
 from pipeplan.runtime.exchange.transports import Transport, make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
 from pipeplan.runtime.optimizers import (
@@ -60,7 +61,7 @@ __all__ = ["Pipeline"]
 class Pipeline(SavedTraining):
     """Trains one model by one plan; every rank makes one and calls `step` with the same batch.
 
-    It takes this rank's stage out of `model`. The rest of the model is dropped.
+    It takes this rank's stages out of `model`. The rest of the model is dropped.
 
     Args:
         plan: what runs where and in which order; or the file that says so.
@@ -148,6 +149,7 @@ class Pipeline(SavedTraining):
             more = {"clip_norm": clip_norm, "on_nan": on_nan}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
             require_same_settings(self.plan, settings, more, made)
+            self._code = agree_on_code(model, self._loss, self.rank)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             options = find_options(model, loss_fn, optimizer_fn, groups)
@@ -169,7 +171,10 @@ class Pipeline(SavedTraining):
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self._watchdog.name_ranks(self._placement.rank_names(dist.get_world_size()))
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
-        """-1 for a rank that the plan does not use."""
+        """The first stage of this rank, and which of its replicas this is; -1 for a rank that the
+        plan does not use."""
+        self.stages = tuple(stage for stage, _ in self._placement.places(self.rank))
+        """All stages of this rank."""
 
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
@@ -183,7 +188,7 @@ class Pipeline(SavedTraining):
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
-            self.model = self._replica.module.model
+            self.model = self._replica.held.model
 
     def _make_transport(self) -> Transport:
         placement = self._placement
@@ -202,7 +207,7 @@ class Pipeline(SavedTraining):
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         self.optimizer = make_separate_optimizer(
-            optimizer_fn, named, groups, options, num_stages=self.plan.num_stages
+            optimizer_fn, named, groups, options, num_groups=len(self.plan.groups)
         )
         """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
         schedulers are alike everywhere."""
@@ -221,6 +226,7 @@ class Pipeline(SavedTraining):
             ),
             optimizer=self.optimizer,
             compares_batches=compares_batches,
+            code=self._code,
         )
 
     # ------------------------------------------------------------------ the step
@@ -271,11 +277,11 @@ class Pipeline(SavedTraining):
         """
         trace = RankTrace(
             rank=self.rank,
-            stage=self.stage,
+            stages=self.stages,
             replica=self.replica,
             zero_s=self._zero_s,
             start_s=self._steps.start_s,
-            events=events_of(self._steps.times),
+            events=events_of(self._steps.times, tells_stage=len(self.stages) > 1),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         with in_collective(self._watchdog, "write_trace"):
@@ -288,7 +294,8 @@ class Pipeline(SavedTraining):
         self._watchdog.close()
         if self._replica is not None:
             self._replica.reducer.close()
-            self._replica.exchange.close()
+            for part in self._replica.parts:
+                part.exchange.close()
 
     def __enter__(self) -> "Pipeline":
         return self

@@ -20,7 +20,10 @@ from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["OnNan", "Updater"]
+__all__ = ["NUM_ADDED", "OnNan", "Updater"]
+
+NUM_ADDED = 2
+"""Numbers that are summed with the loss and metrics: the batch's weight, and squares."""
 
 CHUNK = 1 << 20
 """Elements squared at once. A double copy of a whole embedding would be the largest tensor."""

@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 
+from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
+from pipeplan.documents.inputs import cluster_document, parse_cluster
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InputError, RuntimeMismatchError
-from pipeplan.pipeline import GroupTimeline, Plan
+from pipeplan.pipeline import Kind, Plan
 from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
-from pipeplan.testbed.orders import Answer, BlockPace, Order, Way
+from pipeplan.testbed.orders import Answer, BlockPace, LinksOrder, Order, Way
 from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
-from pipeplan.testbed.topology import Topology, find_topology
+from pipeplan.testbed.topology import Topology, find_topology, topology_of
 
 __all__ = ["Testbed"]
 
@@ -36,25 +38,52 @@ NURSERY = "pipeplan.testbed.nursery"
 READ_BYTES = 1 << 16
 
 
-def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[BlockPace]:
+def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[list[BlockPace]]:
     """How long each rank's blocks take here.
 
     Each replica takes its own time. In the cost model, all take that of the slowest.
     """
-    cost, pace_of = CostModel(plan.model, plan.cluster), {}
-    for stage in plan.stages:
-        both_ms = zip(
+    cost = CostModel(plan.model, plan.cluster)
+    paces_of: dict[int, list[BlockPace]] = {}
+    for number, stage in enumerate(plan.stages):
+        weight_ms = [plan.model.layers[layer].weight_grad_ms or 0.0 for layer in stage.layers]
+        times = zip(
             stage.devices,
+            stage.device_shares,
             cost.device_forward_ms(stage),
             cost.device_backward_ms(stage),
             strict=True,
         )
-        for device, forward_ms, backward_ms in both_ms:
-            pace_of[device] = BlockPace(
-                forward_s=forward_ms * time_factor / 1e3,
-                backward_s=backward_ms * time_factor / 1e3,
+        for device, share, forward_ms, backward_ms in times:
+            own_ms = sum(weight_ms) * share / plan.cluster.devices[device].speed
+            all_ms = {
+                Kind.FORWARD: forward_ms,
+                Kind.BACKWARD: backward_ms,
+                Kind.INPUT_GRADIENT: max(0.0, backward_ms - own_ms),
+                Kind.WEIGHT_GRADIENT: own_ms,
+            }
+            seconds = {str(kind): ms * time_factor / 1e3 for kind, ms in all_ms.items()}
+            paces_of.setdefault(device, []).append(BlockPace(stage=number, seconds=seconds))
+    return [paces_of[device] for device in topology.devices]
+
+
+def _require_measurable(plan: Plan) -> None:
+    """Refuse what the emulated model does not do.
+
+    Raises:
+        InputError: it sums gradients in several parts, or shares the optimizer out.
+    """
+    for number, stage in enumerate(plan.stages):
+        if stage.gradient_buckets > 1 and stage.num_replicas > 1:
+            raise InputError(
+                f"stages[{number}].gradient_buckets: the testbed sums a stage's gradients in one"
+                f" piece, not in {stage.gradient_buckets}; measure a plan with gradient_buckets 1"
             )
-    return [pace_of[device] for device in topology.devices]
+    if plan.shard_optimizer:
+        raise InputError(
+            "shard_optimizer: the runtime keeps the whole optimizer on each replica; measure a plan"
+            " without --shard-optimizer"
+        )
 
 
 class Testbed:
@@ -110,11 +139,7 @@ class Testbed:
             RuntimeMismatchError: a rank has failed.
         """
         timeline = simulate(plan)
-        if isinstance(timeline, GroupTimeline):
-            raise RuntimeMismatchError(
-                "plan: has several stages a device, backwards cut in two, gradient buckets or a"
-                " sharded optimizer, which the runtime cannot run yet"
-            )
+        _require_measurable(plan)
         if not timeline.iteration_ms:
             raise InputError("plan: its iteration takes no time, so there is nothing to measure")
         if build is None:
@@ -128,11 +153,7 @@ class Testbed:
         )
         scaled = scale_plan(plan, scale)
         topology = find_topology(scaled)
-        if topology.switches and self.way is Way.PACING:
-            raise RuntimeMismatchError(
-                "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
-                f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
-            )
+        self._require_way(topology)
         order = Order(
             plan=plan_document(scaled),
             paces=find_paces(plan, topology, scale.time_factor),
@@ -155,6 +176,39 @@ class Testbed:
             ranks=tuple(answer.ranks),
         )
 
+    def measure_links(
+        self, cluster: Cluster, *, seconds: float = 60.0, one_at_a_time: bool = False
+    ) -> tuple[Cluster, tuple[str, ...]]:
+        """Emulate a cluster as it is, and measure its links as `pipeplan.measure.links` does.
+
+        Returns the cluster as it was measured, and notes. With pacing, all devices are on this
+        host. Latencies are not emulated: they are this machine's.
+
+        Raises:
+            InputError: the cluster cannot be emulated.
+            RuntimeMismatchError: a rank has failed.
+        """
+        topology = topology_of(cluster, range(cluster.num_devices))
+        self._require_way(topology)
+        order = LinksOrder(
+            cluster=cluster_document(cluster),
+            way=self.way,
+            seconds=seconds,
+            one_at_a_time=one_at_a_time,
+        )
+        answer = self._ask(order, START_S + PATIENCE * seconds)
+        if answer.problem:
+            raise RuntimeMismatchError(f"testbed: {answer.problem}")
+        return parse_cluster(answer.cluster), tuple(answer.notes)
+
+    def _require_way(self, topology: Topology) -> None:
+        """Refuse shared links where nobody could limit them."""
+        if topology.switches and self.way is Way.PACING:
+            raise RuntimeMismatchError(
+                "cluster: has links that devices share; pacing cannot emulate them, and namespaces"
+                f" do not work here ({self._abilities.failed_step or 'they were not asked for'})"
+            )
+
     def close(self) -> None:
         """End all processes, and return when they are gone."""
         nursery, self._nursery = self._nursery, None
@@ -175,7 +229,7 @@ class Testbed:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _ask(self, order: Order, limit_s: float) -> Answer:
+    def _ask(self, order: Order | LinksOrder, limit_s: float) -> Answer:
         """The nursery's answer; whatever goes wrong meanwhile ends it."""
         try:
             if self._nursery is None:

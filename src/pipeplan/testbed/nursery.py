@@ -23,11 +23,11 @@ from typing import NoReturn
 
 import msgspec
 
+from pipeplan.documents.inputs import parse_cluster
 from pipeplan.documents.plans import parse_plan
 from pipeplan.documents.text import printable
 from pipeplan.errors import PipeplanError
-from pipeplan.pipeline import Plan
-from pipeplan.testbed.orders import Answer, Order, RankTimes, Way
+from pipeplan.testbed.orders import Answer, LinksOrder, Order, RankTimes, Way
 from pipeplan.testbed.shaping import (
     SETTINGS,
     address,
@@ -42,7 +42,7 @@ from pipeplan.testbed.system_calls import (
     unshare_network,
     unshare_user,
 )
-from pipeplan.testbed.topology import Topology, find_topology
+from pipeplan.testbed.topology import Topology, find_topology, topology_of
 
 __all__ = ["main"]
 
@@ -69,7 +69,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a model prints is no answer
     for line in sys.stdin.buffer:
-        order = msgspec.json.decode(line, type=Order)
+        order = msgspec.json.decode(line, type=Order | LinksOrder)
         text = _in_child(lambda order=order: _lead(order))  # type: ignore[misc]
         os.write(answers, (text or msgspec.json.encode(Answer(problem="ended early"))) + b"\n")
 
@@ -104,18 +104,20 @@ def _run_and_exit(parent_id: int, writing: int, run: Callable[[], bytes]) -> NoR
         os._exit(code)
 
 
-def _lead(order: Order) -> bytes:
-    """Make the network, run the ranks, and return their times."""
+def _lead(order: Order | LinksOrder) -> bytes:
+    """Make the network, run the ranks, and return what they say."""
     try:
-        plan = parse_plan(order.plan)
-        topology = find_topology(plan)
+        topology, work = _find_work(order)
         if order.way is Way.NAMESPACES:
             unshare_network()
-        crew = _Crew(order, plan, topology)
+        crew = _Crew(order.way, topology, work)
         try:
-            answer = Answer(ranks=crew.run())
+            texts = crew.run()
         finally:
             crew.end()
+        if isinstance(order, LinksOrder):
+            return texts[0]
+        answer = Answer(ranks=[msgspec.json.decode(text, type=RankTimes) for text in texts])
     except (PipeplanError, subprocess.CalledProcessError, OSError) as error:
         stderr = getattr(error, "stderr", "") or ""
         answer = Answer(problem=printable(f"{error} {stderr}".strip()))
@@ -124,37 +126,60 @@ def _lead(order: Order) -> bytes:
     return msgspec.json.encode(answer)
 
 
-class _Crew:
-    """The ranks of one plan."""
+def _find_work(order: Order | LinksOrder) -> tuple[Topology, Callable[[int], bytes]]:
+    """The network of an order, and what each rank does there."""
+    if isinstance(order, LinksOrder):
+        cluster = parse_cluster(order.cluster)
+        topology = topology_of(cluster, range(cluster.num_devices))
 
-    def __init__(self, order: Order, plan: Plan, topology: Topology) -> None:
-        self._order, self._plan, self._topology = order, plan, topology
+        def measure(rank: int) -> bytes:
+            from pipeplan.testbed.link_rank import measure_rank
+
+            return measure_rank(order, cluster, topology, rank)
+
+        return topology, measure
+    plan = parse_plan(order.plan)
+    topology = find_topology(plan)
+
+    def train(rank: int) -> bytes:
+        from pipeplan.testbed.rank import run_rank
+
+        return msgspec.json.encode(run_rank(order, plan, topology, rank))
+
+    return topology, train
+
+
+class _Crew:
+    """The ranks of one order."""
+
+    def __init__(self, way: Way, topology: Topology, work: Callable[[int], bytes]) -> None:
+        self._way, self._topology, self._work = way, topology, work
         self._process_ids: list[int] = []
         self._ready, self._go, self._results = [], [], []  # type: ignore[var-annotated]
-        self._port = PORT if order.way is Way.NAMESPACES else _free_port()
+        self._port = PORT if way is Way.NAMESPACES else _free_port()
 
-    def run(self) -> list[RankTimes]:
-        """Fork the ranks, connect them, and wait for their times."""
+    def run(self) -> list[bytes]:
+        """Fork the ranks, connect them, and wait for what they say."""
         for rank in range(self._topology.num_ranks):
             self._fork(rank)
         for rank, pipe in enumerate(self._ready):
             if not pipe.read(1):
                 raise _RankFailedError(f"rank {rank} has ended before it began")
-        if self._order.way is Way.NAMESPACES:
+        if self._way is Way.NAMESPACES:
             batch("ip", switch_links(self._topology, self._process_ids))
             batch("tc", switch_shaping(self._topology))
         for pipe in self._go:
             pipe.write(b"!")
             pipe.close()
-        times = []
+        texts = []
         for rank, pipe in enumerate(self._results):
             text = pipe.read()
             if text.startswith(PROBLEM):
                 raise _RankFailedError(text.removeprefix(PROBLEM).decode())
             if not text:
                 raise _RankFailedError(f"rank {rank} has failed")
-            times.append(msgspec.json.decode(text, type=RankTimes))
-        return times
+            texts.append(text)
+        return texts
 
     def end(self) -> None:
         """Kill what is left, and wait for it."""
@@ -181,10 +206,8 @@ class _Crew:
         self._results.append(os.fdopen(result[0], "rb"))
 
     def _be_rank(self, rank: int, ready: int, go: int) -> bytes:
-        """In a forked process: configure the own end of the network, and train."""
-        from pipeplan.testbed.rank import run_rank
-
-        is_apart = self._order.way is Way.NAMESPACES
+        """In a forked process: configure the own end of the network, and work."""
+        is_apart = self._way is Way.NAMESPACES
         if is_apart:
             unshare_network()
         os.write(ready, b"!")
@@ -201,10 +224,9 @@ class _Crew:
         )
         be_punctual()
         try:
-            times = run_rank(self._order, self._plan, self._topology, rank)
+            return self._work(rank)
         except PipeplanError as error:
             return PROBLEM + printable(str(error)).encode()
-        return msgspec.json.encode(times)
 
 
 def _settle(topology: Topology, rank: int) -> None:

@@ -5,7 +5,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Answer", "BlockPace", "BlockTimes", "IterationTimes", "Order", "RankTimes", "Way"]
+__all__ = [
+    "Answer",
+    "BlockPace",
+    "BlockTimes",
+    "IterationTimes",
+    "LinksOrder",
+    "Order",
+    "RankTimes",
+    "Way",
+]
 
 
 class Way(StrEnum):
@@ -16,20 +25,20 @@ class Way(StrEnum):
 
 
 class BlockPace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one rank's blocks take."""
+    """How long one rank's blocks of one stage take."""
 
-    forward_s: float
-    backward_s: float
-    """With what recomputation takes."""
+    stage: int
+    seconds: dict[str, float]
+    """By kind, such as `F`; with what recomputation takes."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """A plan to run."""
 
     plan: dict[str, Any]
     """The scaled plan, as a document."""
-    paces: list[BlockPace]
-    """By rank."""
+    paces: list[list[BlockPace]]
+    """By rank, one for each of its stages."""
     way: Way
     num_warm_ups: int
     num_iterations: int
@@ -37,11 +46,21 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """MODULE:FUNCTION of a real model; None: one that has the sizes only."""
 
 
+class LinksOrder(msgspec.Struct, frozen=True, kw_only=True, tag="links"):
+    """A cluster whose links are to be measured."""
+
+    cluster: dict[str, Any]
+    """As a document."""
+    way: Way
+    seconds: float
+    one_at_a_time: bool
+
+
 class BlockTimes(msgspec.Struct, frozen=True, array_like=True):
     """When a block was under way."""
 
     name: str
-    """Such as `F3`."""
+    """Such as `2F3`."""
     start_s: float
     end_s: float
     arrival_s: float
@@ -65,8 +84,9 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True):
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The iterations of one rank, without warm-ups."""
 
-    stage: int
+    stages: list[int]
     replica: int
+    """In the first of them."""
     iterations: list[IterationTimes]
 
 
@@ -74,5 +94,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an order."""
 
     ranks: list[RankTimes] = []
+    cluster: dict[str, Any] = {}
+    """As its links were measured, as a document."""
+    notes: list[str] = []
     problem: str = ""
-    """Why there are no times."""
+    """Why there is nothing else."""

@@ -4,11 +4,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 from pathlib import Path
 
-__all__ = ["be_punctual", "die_with_parent", "unshare_network", "unshare_user"]
+__all__ = ["be_punctual", "die_with_parent", "take_host_name", "unshare_network", "unshare_user"]
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWUTS = 0x10000000, 0x40000000, 0x04000000
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 LEAST_SLACK_NS = 1
 PRIORITY = 1
@@ -17,6 +18,12 @@ PRIORITY = 1
 def unshare_network() -> None:
     """Move this process to a new network namespace, which ends with its last process."""
     _unshare(CLONE_NEWNET)
+
+
+def take_host_name(name: str) -> None:
+    """Call this process's machine by another name, for this process only."""
+    _unshare(CLONE_NEWUTS)
+    socket.sethostname(name)
 
 
 def unshare_user() -> None:

@@ -10,12 +10,12 @@ Then they are a tree, and so are the emulated switches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.cluster import Duplex
+from pipeplan.cluster import Cluster, Duplex
 from pipeplan.cost import BYTES_IN_GB
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
 
-__all__ = ["MOST_PACKET_BYTES", "SharedSwitch", "Topology", "find_topology"]
+__all__ = ["MOST_PACKET_BYTES", "SharedSwitch", "Topology", "find_topology", "topology_of"]
 
 MOST_RANKS = 64
 PACKET_S = 250e-6
@@ -77,13 +77,21 @@ def find_topology(plan: Plan) -> Topology:
     Raises:
         InputError: too many devices, shared links that overlap, or half duplex.
     """
-    cluster = plan.cluster
-    if cluster.duplex is Duplex.HALF and plan.num_stages > 1:
+    if plan.cluster.duplex is Duplex.HALF and plan.num_stages > 1:
         raise InputError(
             "duplex: is half; the testbed's links carry both directions at once; measure a plan for"
             " the same cluster with duplex full"
         )
-    used = sorted(device for stage in plan.stages for device in stage.devices)
+    used = sorted({device for stage in plan.stages for device in stage.devices})
+    return topology_of(plan.cluster, used)
+
+
+def topology_of(cluster: Cluster, used: Sequence[int]) -> Topology:
+    """The network between some devices of a cluster.
+
+    Raises:
+        InputError: too many devices, or shared links that overlap.
+    """
     if len(used) > MOST_RANKS:
         raise InputError(
             f"stages: use {len(used)} devices; the testbed emulates {MOST_RANKS} at most"
@@ -107,14 +115,14 @@ def find_topology(plan: Plan) -> Topology:
             )
             for u in devices
         ),
-        switches=_switches(plan, devices),
+        switches=_switches(cluster, devices),
     )
 
 
-def _switches(plan: Plan, devices: Sequence[int]) -> tuple[SharedSwitch, ...]:
-    """The shared links that the plan's devices can feel, the largest first."""
+def _switches(cluster: Cluster, devices: Sequence[int]) -> tuple[SharedSwitch, ...]:
+    """The shared links that these devices can feel, the largest first."""
     found = []
-    for link in plan.cluster.links:
+    for link in cluster.links:
         ranks = frozenset(rank for rank, device in enumerate(devices) if device in link.devices)
         if ranks and len(ranks) < len(devices):
             found.append((ranks, link))

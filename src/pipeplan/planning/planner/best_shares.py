@@ -1,7 +1,7 @@
 """Plan with shares that follow speed, and with even shares only; take the faster plan.
 
 The first search tries even shares of every plan, too. But it draws random numbers, so it may miss
-what a search among even shares finds. The second one gets a part of the effort, and is left out once
+what a search among even shares finds. The second one gets a part of the effort. It is left out once
 the optimum is found.
 """
 
@@ -18,7 +18,7 @@ from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupt
 __all__ = ["plan_best_shares"]
 
 EVEN_EFFORT = 0.25
-"""The part of the effort for even shares: with all of it, no plan of 50 was faster than the first."""
+"""The part of the effort for even shares: with all of it, it won in none of 18 cases."""
 FASTER = 1 - 1e-12
 """By less than this two plans take the same time."""
 

@@ -109,6 +109,12 @@ def whatif(
         planner: who makes the new plan; by default the planner of the old one.
         effort: how much to search for it; by default less on clusters of more than 32 devices.
         report: called with a short line about progress, now and then.
+
+    Examples:
+        >>> import pipeplan as pp
+        >>> plan = pp.plan(pp.zoo.model("vgg19"), pp.zoo.cluster("4x2-10g"), planner="spp")
+        >>> pp.whatif(plan, slower={"h0d1": 0.5}, planner="spp").cost > 0
+        True
     """
     changes = Changes(
         slower=dict(slower or {}),

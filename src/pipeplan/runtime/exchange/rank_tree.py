@@ -38,7 +38,7 @@ class RankTree:
     @classmethod
     def of(cls, rank: int, stage_ranks: Sequence[Sequence[int]], num_ranks: int) -> "RankTree":
         """The place of a rank; `stage_ranks` are the ranks of each stage."""
-        used = [rank for ranks in stage_ranks for rank in ranks]
+        used = list(dict.fromkeys(rank for ranks in stage_ranks for rank in ranks))
         order = [*used, *(rank for rank in range(num_ranks) if rank not in used)]
         position = order.index(rank)
         return cls(
@@ -50,6 +50,9 @@ class RankTree:
 
 class NumberSum:
     """Sums of a few numbers over all ranks, one sum at a time."""
+
+    def expect(self, count: int) -> None:
+        """Say how many numbers the next sum has, well before it starts."""
 
     def start(self, numbers: torch.Tensor) -> None:
         """Give this rank's numbers."""
@@ -67,24 +70,27 @@ class TreeSum(NumberSum):
         self._tree, self._transport = tree, transport
         self._sums = torch.empty(0)
         self._from_parent: dist.Work | None = None
+        self._from_children: list[tuple[dist.Work, torch.Tensor]] = []
         self._sent: list[dist.Work] = []
+
+    def expect(self, count: int) -> None:
+        """Post all receives: gloo sends at once what is awaited, and else asks first."""
+        receive, tree = self._transport.receive_header, self._tree
+        self._sums = torch.empty(count, dtype=torch.float64)
+        if tree.parent is not None:
+            self._from_parent = receive(self._sums, tree.parent, DOWN)
+        for child in tree.children:
+            buffer = torch.empty(count, dtype=torch.float64)
+            self._from_children.append((receive(buffer, child, UP), buffer))
 
     def start(self, numbers: torch.Tensor) -> None:
         """Add the numbers of the ranks below, and pass them on. This waits for those ranks."""
-        transport, parent = self._transport, self._tree.parent
-        self._sums = sums = torch.empty_like(numbers)
-        if parent is not None:  # posted first, so that the parent can answer at once
-            self._from_parent = transport.receive_header(sums, parent, DOWN)
-        arriving = [torch.empty_like(numbers) for _ in self._tree.children]
-        works = [
-            transport.receive_header(buffer, child, UP)
-            for buffer, child in zip(arriving, self._tree.children, strict=True)
-        ]
-        for work, buffer in zip(works, arriving, strict=True):
+        for work, buffer in self._from_children:
             work.wait()
             numbers = numbers + buffer
-        if parent is not None:
-            self._sent = [transport.send_header(numbers, parent, UP)]
+        self._from_children.clear()
+        if self._tree.parent is not None:
+            self._sent = [self._transport.send_header(numbers, self._tree.parent, UP)]
         else:
             self._sums = numbers
             self._send_down()

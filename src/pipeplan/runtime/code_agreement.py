@@ -1,0 +1,310 @@
+"""What the code of model and loss reads besides its arguments is alike on all ranks.
+
+A model may read a global, such as a temperature that the program lowers over time. If the program
+sets it on some ranks only, their stages compute another model. So these variables are compared:
+all of them when the pipeline is made, and later those that the program has changed between two
+steps. What the model itself changes inside of a step belongs to its stage, and is not compared.
+
+A variable may hold the batch itself, whose rows then are not those of the microbatch. Such
+variables are refused: if they share the batch's memory, or if they get as many rows as the batch
+again and again.
+"""
+
+import os
+import re
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan.documents.text import printable
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.batches import Whole, find_leaves
+from pipeplan.runtime.code_variables import (
+    MISSING,
+    Variable,
+    find_variables,
+    is_foreign,
+    words_of_methods,
+)
+from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.splitting.torch_private import count_changes
+
+__all__ = ["CodeAgreement", "agree_on_code"]
+
+MOST_DEPTH = 4
+MOST_LEAVES = 256
+"""Of one variable; a program may keep its data in one."""
+NUMBERS = (bool, int, float, complex)
+DEVICE = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?")
+
+
+class _Leaf(NamedTuple):
+    """A plain value or tensor that a variable holds."""
+
+    path: str
+    value: Any
+
+
+class _Text(NamedTuple):
+    """A value as ranks compare it."""
+
+    text: str
+    is_local: bool
+    """Whether it may well differ between ranks."""
+
+
+Texts = dict[str, _Text]
+NOTHING = _Text("nothing", False)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A variable, and what it held when the program was left alone with it."""
+
+    variable: Variable
+    mark: Any = None
+
+
+class CodeAgreement:
+    """One rank's part in the comparison."""
+
+    def __init__(self, model: nn.Module, functions: Iterable[Any], rank: int) -> None:
+        """`model` is the whole one, and `functions` are the loss and what else gets outputs."""
+        functions = list(functions)
+        of_losses = [m for each in functions if isinstance(each, nn.Module) for m in each.modules()]
+        found = find_variables([*model.modules(), *of_losses], functions)
+        self._rank, self._watched = rank, [_Watched(variable) for variable in found]
+        self._has_run = False
+        self.settle()
+
+    def require_same(self, model: nn.Module) -> None:
+        """Refuse variables and attributes that differ between ranks; all ranks have to call it.
+
+        Raises:
+            RuntimeMismatchError: on every rank, it names the variable.
+        """
+        own = {
+            each.variable.name: self._texts([*_leaves(each.variable), *_weights(each.variable)])
+            for each in self._watched
+        }
+        own.update(self._attributes(model))
+        digests: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
+        if len(set(digests)) == 1:
+            return
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, own)
+        for rank, other in enumerate(everyone):
+            for name, texts in everyone[0].items():
+                self._compare(name, texts, other.get(name, {}), rank)
+
+    def _compare(self, name: str, first: "Texts", other: "Texts", rank: int) -> None:
+        for path in dict.fromkeys((*first, *other)):
+            mine, theirs = first.get(path, NOTHING), other.get(path, NOTHING)
+            if mine.text == theirs.text:
+                continue
+            # An object that only one rank has is a logger rather than a number to compute with.
+            is_local = (mine.is_local and theirs.is_local) or not first or not other
+            if is_local and self._rank == 0:
+                sys.stderr.write(
+                    f"pipeplan: {printable(path)}, which code of the model or the loss reads, is"
+                    f" not alike on rank 0 and {rank}; it must not change what they compute\n"
+                )
+            elif not is_local:
+                raise RuntimeMismatchError(
+                    f"{printable(path)}: code of the model or the loss reads this, which is"
+                    f" {theirs.text} on rank {rank}, but {mine.text} on rank 0; set it alike on"
+                    " every rank"
+                )
+
+    def _texts(self, leaves: Iterable[_Leaf]) -> "Texts":
+        return {leaf.path: _Text(_print(leaf.value), self._is_local(leaf.value)) for leaf in leaves}
+
+    def _attributes(self, model: nn.Module) -> dict[str, "Texts"]:
+        """Plain attributes of all modules; parameters and buffers are compared elsewhere."""
+        found: dict[str, Texts] = {}
+        for name, module in model.named_modules():
+            leaves: list[_Leaf] = []
+            for attribute, value in vars(module).items():
+                if isinstance(value, (*NUMBERS, list, tuple)) and attribute != "training":
+                    path = f"{name}.{attribute}" if name else attribute
+                    _collect(value, path, frozenset(), 0, leaves, set())
+            if leaves:
+                found[f"module {name}"] = self._texts(leaves)
+        return found
+
+    def _is_local(self, value: Any) -> bool:
+        """Whether a value may well differ: a rank's number, the main rank's flag, or a text."""
+        if isinstance(value, bool):
+            return value is (self._rank == 0)
+        ranks = {self._rank, int(os.environ.get("LOCAL_RANK", self._rank))}
+        return isinstance(value, str | bytes) or (isinstance(value, int) and value in ranks)
+
+    def changes(self, batch: Any, targets: Any) -> int:
+        """A number for what the program has changed since the last step; 0 if nothing.
+
+        Raises:
+            RuntimeMismatchError: a variable holds the batch.
+        """
+        changed = [each for each in self._watched if _mark(each.variable) != each.mark]
+        asked = changed if self._has_run else self._watched
+        if asked:
+            self._require_no_batch(asked, [*_tensors(batch), *_tensors(targets)])
+        if not changed:
+            return 0
+        texts = [
+            (leaf.path, _print(leaf.value))
+            for each in changed
+            for leaf in _leaves(each.variable)
+            if not isinstance(leaf.value, str | bytes)
+        ]
+        return zlib.crc32(repr(texts).encode(errors="replace")) or 1
+
+    def settle(self) -> None:
+        """Take note of all values: what changes from here on, the program changes."""
+        for watched in self._watched:
+            watched.mark = _mark(watched.variable)
+
+    def end_step(self) -> None:
+        """The same, at the end of a step."""
+        self._has_run = True
+        self.settle()
+
+    def _require_no_batch(self, asked: Iterable[_Watched], given: Sequence[Any]) -> None:
+        """Refuse a variable that holds as many rows as the batch, and probably its rows."""
+        rows = {len(each) for each in given if each.ndim}
+        memories = {_memory(each) for each in given}
+        for watched in asked:
+            for path, value in _leaves(watched.variable):
+                if not isinstance(value, torch.Tensor | np.ndarray) or not value.ndim:
+                    continue
+                if len(value) in rows and (self._has_run or _memory(value) in memories):
+                    raise RuntimeMismatchError(
+                        f"{printable(path)}: code of the model or the loss reads this variable,"
+                        f" which holds {len(value)} rows as the batch does, but is called for each"
+                        " microbatch; make it part of the batch or the targets (in"
+                        " pipeplan.runtime.Whole, if every microbatch shall see all of it)"
+                    )
+
+
+def agree_on_code(model: nn.Module, loss: LossTerms, rank: int) -> CodeAgreement:
+    """Compare what the code of a whole model and its loss reads; all ranks have to call it.
+
+    Raises:
+        RuntimeMismatchError: it differs between ranks.
+    """
+    functions = [loss.loss_fn, *loss.metrics.values(), *filter(None, [loss.weight_fn])]
+    agreement = CodeAgreement(model, functions, rank)
+    agreement.require_same(model)
+    return agreement
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if value is None:
+        return
+    for _, leaf in find_leaves(value):
+        inner = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(inner, torch.Tensor | np.ndarray) and not isinstance(leaf, Whole):
+            yield inner
+
+
+def _memory(value: Any) -> int:
+    """Where the values of a tensor or an array begin, with all that it is a view of."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return int(value.__array_interface__["data"][0])
+
+
+def _leaves(variable: Variable) -> list[_Leaf]:
+    """What a variable holds, as far as it can be compared."""
+    value = variable.get()
+    if value is MISSING:
+        return []
+    found: list[_Leaf] = []
+    _collect(value, variable.name, variable.words, 0, found, set())
+    return found
+
+
+def _weights(variable: Variable) -> list[_Leaf]:
+    """The values of a module that a variable holds, such as a teacher's."""
+    module = variable.get()
+    if not isinstance(module, nn.Module):
+        return []
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [_Leaf(f"{variable.name}.{name}", tensor) for name, tensor in named[:MOST_LEAVES]]
+
+
+def _collect(
+    value: Any,
+    path: str,
+    words: frozenset[str],
+    depth: int,
+    found: list[_Leaf],
+    seen: set[int],
+) -> None:
+    if len(found) >= MOST_LEAVES or depth > MOST_DEPTH:
+        return
+    if isinstance(value, (*NUMBERS, str, bytes, np.generic, np.ndarray, torch.Tensor)):
+        if not (isinstance(value, str) and DEVICE.fullmatch(value)):
+            found.append(_Leaf(path, value))
+        return
+    if value is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    for name, entry in _entries(value, words):
+        _collect(entry, f"{path}{name}", words, depth + 1, found, seen)
+
+
+def _entries(value: Any, words: frozenset[str]) -> list[tuple[str, Any]]:
+    """The entries of a container, or the attributes of an object; those that the code names."""
+    if isinstance(value, list | tuple | deque):
+        return [(f"[{i}]", entry) for i, entry in enumerate(list(value)[:MOST_LEAVES])]
+    if isinstance(value, Mapping):
+        keys = [key for key in value if isinstance(key, str | int)]
+        # The code may also make up its keys: then all of them count.
+        named = [key for key in keys if key in words] or keys
+        return [(f"[{key!r}]", value[key]) for key in named]
+    if isinstance(value, nn.Module | type) or is_foreign(type(value).__module__):
+        is_namespace = type(value).__name__ in ("Namespace", "SimpleNamespace")
+        if not is_namespace:
+            return []
+    attributes = getattr(value, "__dict__", {})
+    known = words_of_methods(type(value), words)
+    return [(f".{name}", entry) for name, entry in attributes.items() if name in known]
+
+
+def _print(value: Any) -> str:
+    """A text that is equal for equal values on all ranks."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = f"{tuple(value.shape)} {value.dtype}"
+        is_plain = isinstance(value, np.ndarray) or not value.is_meta
+        return f"{kind} {fingerprint(value, 0):x}" if is_plain else kind
+    return repr(value)
+
+
+def _mark(variable: Variable) -> Any:
+    """Something that is equal as long as a variable holds the same, in this process."""
+    value = variable.get()
+    if isinstance(value, (*NUMBERS, str, bytes)):
+        return type(value), repr(value)
+    return [_mark_of(leaf) for leaf in _leaves(variable)]
+
+
+def _mark_of(leaf: _Leaf) -> Any:
+    value = leaf.value
+    if isinstance(value, torch.Tensor):
+        return leaf.path, id(value), count_changes(value)
+    if isinstance(value, np.ndarray):
+        return leaf.path, id(value), fingerprint(value, 0)
+    return leaf.path, type(value), repr(value)
