@@ -253,9 +253,20 @@ def read_the_batch(rank):
             pipeline.step(batch, targets)
 
 
+def divided_by_rank(output, targets):
+    """Computes something else on each rank, by no variable at all."""
+    return mlp_loss(output, targets) / (1 + dist.get_rank())
+
+
+def compute_by_rank(rank):
+    with make_pipeline(divided_by_rank) as pipeline:
+        pipeline.step(*make_batch(0))
+
+
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
+        (compute_by_rank, "with the same weights and rows; its code or its loss's reads"),
         (anneal_alone, "rank 1 has other values than rank 0: set them alike on every rank"),
         (read_the_batch, "HELD['aim']: code of the model or the loss reads this variable"),
     ],

@@ -24,6 +24,7 @@ from torch import nn
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.verification.differences import (
     NOT_THERE,
@@ -69,6 +70,8 @@ class Report:
     """The whole model's loss on this rank."""
     whole: Projections
     cut: Projections
+    weights: int = 0
+    """Stands for the values of the whole model on this rank."""
     whole_error: str | None = None
     """Why the whole model could not run at all."""
     loss_rows: LossOfRows | None = None
@@ -96,12 +99,15 @@ def compare_stage(
     `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
     """
     module = stage.module
+    weights = _fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
     marks = _marks(module.model)
     before = try_whole(stage, samples[0])
     changed = _changed(module.model, marks)
     own_state.put_back()
-    with _nudged([*module.model.parameters(), *module.rest.tensors]):
+    loss_fn = stage.loss.loss_fn
+    of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
+    with _nudged([*module.model.parameters(), *module.rest.tensors, *of_loss]):
         own = {id(parameter) for parameter in module.model.parameters()}
         separated = module.rest.separate(own)
         shared = [
@@ -135,10 +141,21 @@ def compare_stage(
         loss=float(sum(wholes[True].losses)),
         whole=_project(wholes[True], shared, first_name_of),
         cut=_project(cut, shared, first_name_of),
+        weights=weights,
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
     )
+
+
+def _fingerprint_whole(stage: StageCalls) -> int:
+    """Of the values of the whole model and the loss."""
+    with stage.module.whole() as model:
+        found = [model.state_dict()]
+        if isinstance(stage.loss.loss_fn, nn.Module):
+            found.append(stage.loss.loss_fn.state_dict())
+        tensors = [t for each in found for t in each.values() if isinstance(t, torch.Tensor)]
+        return fingerprint(tuple(tensors), 0)
 
 
 def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
@@ -355,11 +372,17 @@ def _find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float])
     """Compare gradients of parameters that several stages hold: the sum over stages is the whole's.
 
     Ranks that have loaded their stage from a checkpoint differ in the rest of the model. Then
-    nothing can be said.
+    nothing can be said. If they do not, all of them have to find the same loss.
     """
     losses = [report.loss for report in reports]
     if max(losses) - min(losses) > rounding(max(map(abs, losses))):
-        return None
+        if len({report.weights for report in reports}) > 1:
+            return None
+        return (
+            f"model: the whole model has a loss of {min(losses):.6g} on one rank and"
+            f" {max(losses):.6g} on another, with the same weights and rows; its code or its"
+            " loss's reads something that differs: the rank, the environment, a file"
+        )
     names = sorted({name for report in reports for name in report.whole})
     for name in names:
         wholes = [report.whole[name] for report in reports if name in report.whole]
