@@ -112,6 +112,17 @@ PLANNING_OPTIONS = {
 }
 
 COMMANDS = {
+    "calibrate": {
+        "plan",
+        "trace",
+        "-o",
+        "--output",
+        "--model",
+        "--cluster",
+        "--planner",
+        "--effort",
+        "--json",
+    },
     "check": {"plan", "--strict-memory", "--schedule", "--json"},
     "compare": {
         "model",
@@ -348,6 +359,7 @@ ROOMS = [
     {"planning.suggestions"},
     {"report"},
     {"interop"},
+    {"calibration"},
     {"user_code"},
     {"splitting"},
     {"runtime"},

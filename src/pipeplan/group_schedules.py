@@ -22,13 +22,14 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.errors import InputError
-from pipeplan.pipeline import GroupCodes, Stage, groups_of, pack_codes
+from pipeplan.pipeline import GroupCodes, Stage, groups_of, pack_codes, unpack_codes
 
 __all__ = [
     "GROUP_SCHEDULES",
     "WHOLE_BACKWARDS",
     "GroupRule",
     "group_orders",
+    "joined_at_end",
     "orders_of_blocks",
 ]
 
@@ -52,6 +53,25 @@ def orders_of_blocks(
     codes = pack_codes(stages, named, microbatches)
     groups = np.asarray(group)[stages]
     return [codes[groups == number] for number in range(max(group) + 1)]
+
+
+def joined_at_end(order: GroupCodes, stage: int) -> GroupCodes:
+    """The order with the stage's last input and weight gradient as one backward.
+
+    The same order where other blocks lie between the two.
+    """
+    stages, kinds, microbatches = unpack_codes(order)
+    own = np.flatnonzero(stages == stage)
+    if len(own) < 2 or own[-2] != own[-1] - 1:
+        return order
+    first, last = own[-2:]
+    pair = kinds[first], kinds[last]
+    if pair != (INPUT, WEIGHT) or microbatches[first] != microbatches[last]:
+        return order
+    kinds = kinds.copy()
+    kinds[first] = BACKWARD
+    joined = pack_codes(stages, kinds, microbatches)
+    return np.delete(joined, last)
 
 
 def group_orders(name: str, stages: Sequence[Stage], num_microbatches: int) -> list[GroupCodes]:

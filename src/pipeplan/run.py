@@ -1,5 +1,7 @@
 """Runs a plan for a few steps: `torchrun --nproc-per-node 4 -m pipeplan.run plan.json mine:build`.
 
+With `--auto --global-batch 64` instead of a plan, it measures and plans by itself first.
+
 Training needs three functions. The module of BUILD holds them, or `--data` and `--loss` name the
 last two::
 
@@ -49,8 +51,24 @@ class _NotJoinedError(Exception):
 
 
 @click.command("run")
-@click.argument("plan", type=click.Path())
-@click.argument("build")
+@click.argument("plan", type=click.Path(), metavar="[PLAN]")
+@click.argument("build", required=False, metavar="BUILD")
+@click.option("--auto", is_flag=True, help="Measure model and links, and plan; give no PLAN.")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Rows of a step's batch (--auto).")
+@click.option(
+    "--microbatch-size",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Rows by which the model is measured (--auto).",
+)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False),
+    default="pipeplan-auto",
+    show_default=True,
+    help="Where measurements and the plan are kept (--auto).",
+)
 @click.option("--data", help="MODULE:FUNCTION; by default make_batch beside BUILD.")
 @click.option("--loss", help="MODULE:FUNCTION; by default loss_fn beside BUILD.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw")
@@ -85,7 +103,11 @@ class _NotJoinedError(Exception):
 )
 def run_command(
     plan: str,
-    build: str,
+    build: str | None,
+    auto: bool,
+    global_batch: int | None,
+    microbatch_size: int,
+    folder: str,
     data: str | None,
     loss: str | None,
     optimizer: str,
@@ -97,13 +119,12 @@ def run_command(
     trust: bool,
     trace: str | None,
     join_timeout: float,
-    hang_timeout: float,
-    first_block_timeout: float,
-    outside_timeout: float,
+    **limits: float,
 ) -> None:
     """Train the model that BUILD (MODULE:FUNCTION) makes, by PLAN, on torchrun's ranks."""
     if "RANK" not in os.environ:
         raise InputError("ranks: start this with torchrun --nproc-per-node N -m pipeplan.run ...")
+    build = _require_arguments(plan, build, global_batch, auto=auto)
     try:
         import torch
         import torch.distributed as dist
@@ -111,12 +132,8 @@ def run_command(
         from pipeplan.documents.files import read_plan
         from pipeplan.runtime import Pipeline, WatchdogOptions, join_ranks
 
-        watchdog = WatchdogOptions(
-            hang_timeout_s=hang_timeout,
-            first_block_timeout_s=first_block_timeout,
-            outside_timeout_s=outside_timeout,
-        )
-        read = _runnable(read_plan(plan), as_is=as_is)
+        watchdog = WatchdogOptions(**{f"{name}_s": limit for name, limit in limits.items()})
+        read = None if auto else _runnable(read_plan(plan), as_is=as_is)
         model = find_function(build)()
         make_batch = find_function(data or _beside(build, "make_batch"))
         loss_fn = find_function(loss or _beside(build, "loss_fn"))
@@ -126,7 +143,13 @@ def run_command(
             raise _NotJoinedError(error) from None
         kind = getattr(torch.optim, OPTIMIZERS[optimizer])
         optimizer_fn = lambda found: kind(found, lr=lr)  # noqa: E731
-        with Pipeline(read, model, loss_fn, optimizer_fn, watchdog=watchdog) as pipeline:
+        common = (model, loss_fn, optimizer_fn)
+        if read is not None:
+            made = Pipeline(read, *common, watchdog=watchdog)
+        else:
+            example = make_batch(0, microbatch_size)
+            made = _plan_by_itself(common, example, global_batch, folder, watchdog)
+        with made as pipeline:
             _resume(pipeline, checkpoint, resume_from, trust=trust)
             _train(pipeline, make_batch, steps, checkpoint)
             if trace:
@@ -136,6 +159,41 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         # The watchdog adds a note with the line that it has printed.
         raise _InterruptedError(is_said=hasattr(interrupt, "__notes__")) from None
+
+
+def _require_arguments(
+    plan: str, build: str | None, global_batch: int | None, *, auto: bool
+) -> str:
+    """BUILD: behind PLAN, or alone with --auto."""
+    if not auto:
+        if build is None:
+            raise click.UsageError("Missing argument 'BUILD'; or plan by --auto.")
+        if global_batch is not None:
+            raise InputError("--global-batch: is the plan's; it needs --auto")
+        return build
+    if build is not None:
+        raise InputError(f"PLAN: {plan!r} and --auto exclude each other; give BUILD alone")
+    if global_batch is None:
+        raise InputError("--global-batch: is missing; --auto needs the rows of a step's batch")
+    return plan
+
+
+def _plan_by_itself(
+    common: tuple[Any, Any, Any], example: Any, global_batch: int | None, folder: str, watchdog: Any
+) -> "Pipeline":
+    """A pipeline with a plan of its own, from an example batch with its targets."""
+    from pipeplan.measure.auto import auto
+
+    batch, targets = example
+    assert global_batch is not None  # it was required before
+    return auto(
+        *common,
+        batch,
+        example_targets=targets,
+        global_batch=global_batch,
+        folder=folder,
+        watchdog=watchdog,
+    )
 
 
 def _resume(

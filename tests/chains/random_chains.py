@@ -25,6 +25,8 @@ class Costs:
     there: list[int]
     back: list[int]
     reduce: list[int]
+    parts: list[int]
+    """Equal parts of each all-reduce, 1 or 2."""
     is_split: list[bool]
     held: list[int]
     kept: list[int]
@@ -44,6 +46,8 @@ class Costs:
             there_ms=self.there,
             back_ms=self.back,
             reduce_ms=self.reduce,
+            early_ms=[self.early(stage) for stage in range(self.num_stages)],
+            last_part_ms=[ms // n for ms, n in zip(self.reduce, self.parts, strict=True)],
             is_split=self.is_split,
             held_bytes=self.held,
             kept_bytes=self.kept,
@@ -52,6 +56,11 @@ class Costs:
 
     def lengths(self, stage: int) -> tuple[int, int, int]:
         return self.forward[stage], self.backward[stage], self.weight[stage]
+
+    def early(self, stage: int) -> int:
+        """How long before the end of the stage's last block the first part is ready."""
+        last = self.weight[stage] if self.is_split[stage] else self.backward[stage]
+        return last // 2 if self.parts[stage] == 2 else 0
 
     def channel(self, sender: int, receiver: int) -> tuple[int, int] | None:
         ends = self.group[sender], self.group[receiver]
@@ -73,6 +82,13 @@ def random_costs(rng: random.Random, *, most_stages: int = 4, most_microbatches:
     between = [one != other for one, other in pairwise(group)] + [False]
     replicated = [rng.random() < 0.5 for _ in numbers]
     held = draw(1, 4)
+    backward, weight = draw(1, 8), [rng.randint(1, 6) if split else 0 for split in is_split]
+    reduce = [rng.randint(1, 12) if replicated[g] else 0 for g in group]
+    # Two parts where halves are whole numbers.
+    parts = [
+        1 + (ms % 2 == 0 and (w if split else b) % 2 == 0 and rng.random() < 0.8)
+        for ms, b, w, split in zip(reduce, backward, weight, is_split, strict=True)
+    ]
     room = [inf] * len(numbers)
     if rng.random() < 0.5:
         for number in range(len(numbers)):
@@ -82,11 +98,12 @@ def random_costs(rng: random.Random, *, most_stages: int = 4, most_microbatches:
         num_microbatches=rng.randint(1, most_microbatches),
         group=group,
         forward=draw(1, 6),
-        backward=draw(1, 8),
-        weight=[rng.randint(1, 6) if split else 0 for split in is_split],
+        backward=backward,
+        weight=weight,
         there=[rng.randint(0, 5) if there else 0 for there in between],
         back=[rng.randint(0, 5) if there else 0 for there in between],
-        reduce=[rng.randint(1, 12) if replicated[g] else 0 for g in group],
+        reduce=reduce,
+        parts=parts,
         is_split=is_split,
         held=held,
         kept=[rng.randint(0, 4) if split else 0 for split in is_split],
@@ -143,7 +160,8 @@ def optimum_ms(costs: Costs) -> tuple[float, float]:
 
     for p in range(costs.num_stages):
         ring = on_group.setdefault(-1 - costs.group[p], [])
-        reduced = new(costs.reduce[p], ring)
+        part_ms = costs.reduce[p] // costs.parts[p]
+        first, last_part = new(costs.reduce[p] - part_ms, ring), new(part_ms, ring)
         for m in range(costs.num_microbatches):
             if p + 1 < costs.num_stages:
                 send(p, p + 1, FORWARD, m, costs.there[p])
@@ -156,7 +174,8 @@ def optimum_ms(costs: Costs) -> tuple[float, float]:
                 model.add(starts[p, WEIGHT, m] >= end)
                 hold(p, end, starts[p, WEIGHT, m] + costs.weight[p], costs.kept[p])
                 end = starts[p, WEIGHT, m] + costs.weight[p]
-            model.add(reduced >= end)
+            model.add(first >= end - costs.early(p))
+            model.add(last_part >= end)
     for lane in (*on_group.values(), *on_channel.values()):
         model.add_no_overlap(lane)
     for group, uses in held.items():
@@ -212,7 +231,12 @@ def replay(costs: Costs, order: Sequence[int]) -> float:
             there[q, kind, m] = end
     assert len(seen) == len(order) == many * (2 * stages + sum(costs.is_split))
     rings = dict.fromkeys(costs.group, 0.0)
-    for p in sorted(range(stages), key=lambda p: done[p]):
-        g = costs.group[p]
-        rings[g] = max(rings[g], done[p]) + costs.reduce[p] if costs.reduce[p] else rings[g]
+    parts = []
+    for p in range(stages):
+        part_ms = costs.reduce[p] // costs.parts[p]
+        parts.append((done[p] - costs.early(p), p, costs.reduce[p] - part_ms))
+        parts.append((done[p], p, part_ms))
+    for ready, p, ms in sorted(parts):
+        if ms:
+            rings[costs.group[p]] = max(rings[costs.group[p]], ready) + ms
     return max(*free.values(), *rings.values())

@@ -1,6 +1,7 @@
 """List schedules of chains and their bound, judged by a constraint solver and a plain replay."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -46,3 +47,44 @@ def test_memory_is_never_exceeded_and_nothing_deadlocks() -> None:
         found_ms, order, _ = _core.schedule_chain(costs.for_kernels(), 10, 1)
         assert replay(costs, order) == pytest.approx(found_ms, rel=1e-12)
         assert found_ms >= _core.chain_bound(costs.for_kernels()) * (1 - 1e-12)
+
+
+# Published schedulers on stages of equal length (Qi et al. 2024, arXiv:2405.15362, and 2401.10241):
+# forward, input gradient, weight gradient and transfer in ms, groups, microbatches, half stages
+# that a group may hold, and the iteration time to reach. The chain goes down the groups and up.
+UNIFORM = [
+    ((5, 5, 5, 0), 4, 8, 6, 265),
+    ((5, 5, 5, 0), 8, 16, 16, 515),
+    ((5, 5, 5, 0), 8, 16, 8, 615),
+    ((5, 5, 5, 0), 16, 32, 12, 1255),
+    ((5, 5, 5, 2), 4, 8, 8, 275),
+    ((5, 5, 5, 2), 8, 16, 10, 661),
+    ((5, 6, 3, 1), 4, 8, 8, 256),
+    ((5, 6, 3, 1), 8, 16, 8, 759),
+]
+
+
+@pytest.mark.parametrize(("costs", "groups", "microbatches", "room", "goal_ms"), UNIFORM)
+def test_schedules_reach_the_published_ones_at_the_same_memory(
+    costs: tuple[float, ...], groups: int, microbatches: int, room: int, goal_ms: float
+) -> None:
+    forward, backward, weight, send = costs
+    group = [*range(groups), *reversed(range(groups))]
+    size = len(group)
+    sends = [send if one != other else 0 for one, other in pairwise(group)] + [0]
+    chain = _core.Chain(
+        num_microbatches=microbatches,
+        group=group,
+        forward_ms=[forward] * size,
+        backward_ms=[backward] * size,
+        weight_ms=[weight] * size,
+        there_ms=sends,
+        back_ms=sends,
+        reduce_ms=[0] * size,
+        is_split=[True] * size,
+        held_bytes=[1] * size,
+        kept_bytes=[1] * size,
+        room_bytes=[room] * groups,
+    )
+    found_ms, _, _ = _core.schedule_chain(chain, 1000, 0)
+    assert found_ms <= goal_ms * (1 + 1e-9)

@@ -23,4 +23,4 @@ def test_the_example_is_valid_and_exports(capfd, tmp_path):
     assert target.read_text().startswith("0F0,0F1")
     code, _, err = run_command(capfd, "export", EXAMPLE, "--to", "deepspeed", "-o", str(target))
     assert code == 3
-    assert "deepspeed: cannot express several stages a device" in err
+    assert "deepspeed: the plan has several stages a device" in err

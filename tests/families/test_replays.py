@@ -251,7 +251,7 @@ def test_exporters_refuse_what_they_cannot_express():
     for target, chosen in FORMATS.items():
         if chosen.takes_groups:
             continue
-        with pytest.raises(CannotExport, match=f"{target}: cannot express several stages a device"):
+        with pytest.raises(CannotExport, match=f"{target}: the plan has several stages a device"):
             export_plan(plan, target, ExportSettings())
     table = export_plan(bucket_example(), "csv", ExportSettings()).data.decode()
     assert "weight gradient,1,,0,d1 d0,2.75,3.0" in table

@@ -18,11 +18,11 @@ from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.documents.files import read_plan, write_plan
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.interop.chain_shapes import has_1f1b_order
 from pipeplan.interop.exported import CannotExport, ExportSettings
 from pipeplan.interop.exporting import FORMATS, export_plan, parse_layer_map
 from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.interop.nearest import find_nearest
-from pipeplan.interop.replica_grid import has_1f1b_order
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.planning.door import plan as make_plan
 from pipeplan.replaying import replay_plan, simulate

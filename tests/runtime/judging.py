@@ -18,7 +18,7 @@ from pipeplan.runtime.parameters import (
     first_names,
 )
 from pipeplan.runtime.random_state import BlockSeeds
-from pipeplan.runtime.verification.runs import Sample, StageCalls
+from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import compare_stage, failed, first_difference
 from pipeplan.splitting import cut, holders, lay_out
 from pipeplan.splitting.nesting import map_tensors

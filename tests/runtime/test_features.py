@@ -292,7 +292,7 @@ def scene_bf16(rank):
         part = copy.deepcopy(model)
         with Pipeline(plan, part, mlp_loss, sgd, amp_dtype=torch.bfloat16) as pipeline:
             losses = [pipeline.step(*batch) for batch in data]
-            sent = pipeline._replica.exchange.forecasts[pipeline.stage]._of_key.values()
+            sent = pipeline._replica.parts[0].exchange.forecasts[pipeline.stage]._of_key.values()
             lanes = [lane for step in sent for lane in (step.forward, step.backward)]
             forecasts = [forecast for lane in lanes for forecast in lane._of_slot.values()]
             dtypes = {kind.dtype for forecast in forecasts for kind in forecast.contents.kinds}
@@ -436,7 +436,7 @@ def scene_refusals(rank):
     with Pipeline(plan, make_mlp(), mlp_loss, sgd) as pipeline:
         pass
     with pytest.raises(RuntimeMismatchError, match="batch: has no rows; leave out empty batches"):
-        pipeline._steps.router.route(0)
+        pipeline._steps.routers[pipeline.stage].route(0)
     with pytest.raises(RuntimeMismatchError, match=r"layers\[0\].name: 'zero' is no layer"):
         Pipeline(cut_plan(["zero", "1"], [0, 1], [2, 2], 1, 2), make_mlp(), mlp_loss, sgd)
     with pytest.raises(RuntimeMismatchError, match="ranks: 4 for a plan on 5 devices"):

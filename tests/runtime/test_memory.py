@@ -8,11 +8,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.autograd.graph import get_gradient_edge  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from instances import flat_cluster  # noqa: E402
 from pipeplan.cost import BYTES_IN_GB, CostModel  # noqa: E402
+from pipeplan.group_memory import group_memory_parts  # noqa: E402
+from pipeplan.group_schedules import group_orders  # noqa: E402
 from pipeplan.measure import profile as profile_model  # noqa: E402
+from pipeplan.pipeline import Plan, Schedule, Stage  # noqa: E402
 from pipeplan.runtime import Pipeline  # noqa: E402
+from pipeplan.runtime.stage_orders import group_of  # noqa: E402
+from pipeplan.splitting.split_backward import SavedBoxes, run_input_half  # noqa: E402
 from runtime.samples import Block, cut_plan, mlp_loss  # noqa: E402
 from runtime.workers import run_ranks  # noqa: E402
 
@@ -85,10 +92,15 @@ def measure(rank, make, plans):
             state_bytes += sum(bucket.flat.nbytes for bucket in pipeline._replica.reducer._buckets)
             with LiveBytes() as live:
                 pipeline.step(data, data)
-            stage = plan.stages[pipeline.stage]
-            most = plan.schedule.most_in_flight(pipeline.stage)
-            cost = CostModel(plan.model, plan.cluster)
-            predicted_gb = cost.memory_gb(stage, most)[pipeline.replica]
+            number = group_of(plan, pipeline.stage)
+            parts = group_memory_parts(
+                CostModel(plan.model, plan.cluster),
+                plan.stages,
+                plan.groups[number],
+                plan.schedule.group_codes(number),
+                shard_optimizer=False,
+            )
+            predicted_gb = parts[pipeline.replica].total_gb
             found.append((state_bytes + live.most, predicted_gb * BYTES_IN_GB))
     return found
 
@@ -112,6 +124,79 @@ def check(make, schedules_and_recompute, cuts=(0, 2, 4, 6), replicas=(1, 1, 1, 1
         for plan, (held_bytes, predicted_bytes) in zip(plans, found, strict=True):
             ratio = held_bytes / predicted_bytes
             assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {plan.stages}"
+
+
+def measure_layers(rank, make):
+    """A profile with what each layer keeps between the two halves of its backward."""
+    ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, SMALLEST_BYTES)
+    model, sample = make()
+    profile = profile_model(model, sample, loss_fn=mlp_loss, targets=sample)
+    x, kept = sample, []
+    for layer in model:
+        for _ in range(2):  # the first run makes gradients, which stay
+            boxes, live = SavedBoxes(), LiveBytes()
+            leaf = x.detach().clone().requires_grad_()
+            with boxes.packing():
+                y = layer(leaf.clone())
+            edge, x_behind = get_gradient_edge(y), y.detach().clone()
+            gradient = torch.ones_like(y)
+            del y
+            _, half = run_input_half([(edge, gradient)], [leaf], boxes)
+            del leaf, gradient, _
+            kept_bytes = live._mapped_bytes() - live._start - x_behind.nbytes
+            half.run()
+        kept.append(kept_bytes)
+        x = x_behind
+    layers = zip(profile.layers, kept, strict=True)
+    split = [
+        replace(layer, weight_grad_ms=layer.backward_ms / 2, weight_grad_bytes=float(num_bytes))
+        for layer, num_bytes in layers
+    ]
+    return replace(profile, layers=tuple(split))
+
+
+def check_groups(make, schedule, chain, *, recompute=False):
+    """Stages of equal size on the groups of a chain, by a named schedule."""
+    profile = run_ranks(1, measure_layers, make)[0]
+    size = NUM_LAYERS // len(chain)
+    stages = tuple(
+        Stage(layers=range(size * n, size * n + size), devices=devices, recompute=recompute)
+        for n, devices in enumerate(chain)
+    )
+    num_devices = 1 + max(device for devices in chain for device in devices)
+    plan = Plan(
+        model=profile,
+        cluster=flat_cluster(num_devices, 1.0),
+        microbatches=MICROBATCHES,
+        stages=stages,
+        schedule=Schedule.from_group_codes(group_orders(schedule, stages, MICROBATCHES)),
+        planner="test",
+    )
+    for rank, found in enumerate(run_ranks(num_devices, measure, make, [plan])):
+        held_bytes, predicted_bytes = found[0]
+        ratio = held_bytes / predicted_bytes
+        assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {schedule}"
+
+
+def test_memory_of_a_v_with_split_backwards():
+    check_groups(make_blocks, "zb-v", [(0,), (1,), (1,), (0,)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "chain"),
+    [
+        ("zb-h1", [(0,), (1,), (2,), (3,)]),
+        ("zb-h1", [(0,), (1, 2), (3, 4), (5,)]),
+        ("zb-v", [(0, 1), (2,), (2,), (0, 1)]),
+        ("v-half", [(0,), (1,), (1,), (0,)]),
+        ("v-min", [(0,), (1,), (1,), (0,)]),
+        ("interleaved-1f1b", [(0,), (1,), (0,), (1,)]),
+    ],
+)
+def test_memory_of_more_groups(schedule, chain, recompute):
+    check_groups(make_blocks, schedule, chain, recompute=recompute)
 
 
 def test_memory_of_transformer_blocks():

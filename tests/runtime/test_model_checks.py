@@ -1,5 +1,7 @@
 """What a pipeline refuses before it begins: models, hooks, optimizers, batches and losses."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -122,7 +124,7 @@ class _StageOf:
     """A replica, as far as the check before a step looks at it."""
 
     def __init__(self, module):
-        self.module = module
+        self.parts = [SimpleNamespace(module=module)]
 
 
 def idle():
@@ -198,14 +200,14 @@ BY_THEMSELVES = [
 ]
 
 
-def take_stage(optimizer_fn, *, num_stages=2, groups_fn=None):
+def take_stage(optimizer_fn, *, num_groups=2, groups_fn=None):
     """The optimizer of the last layer of a model, as that layer's rank makes it."""
     model = three()
     before = [p.detach().clone() for p in model.parameters()]
     groups = plan_groups(model, None, groups_fn)
     expected = find_options(model, None, optimizer_fn, groups)
     own = {name: p for name, p in model.named_parameters() if name.startswith("2")}
-    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, num_stages=num_stages)
+    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, num_groups=num_groups)
     assert all(map(torch.equal, before, model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
     return optimizer
@@ -219,7 +221,7 @@ def test_optimizers_of_torch_update_each_parameter_by_itself(name):
 def test_optimizers_that_mix_parameters_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"OneNorm updates a parameter by what other"):
         take_stage(OneNorm)
-    assert take_stage(OneNorm, num_stages=1).history == []
+    assert take_stage(OneNorm, num_groups=1).history == []
     take_stage(lambda found: Noisy(found, lr=0.1))
 
 
@@ -245,7 +247,7 @@ def with_another_step(found):
 def test_clipping_around_the_step_is_refused(optimizer_fn):
     with pytest.raises(RuntimeMismatchError, match=r"SGD updates a parameter by what other"):
         take_stage(optimizer_fn)
-    take_stage(optimizer_fn, num_stages=1)
+    take_stage(optimizer_fn, num_groups=1)
 
 
 BY_POSITION = {
@@ -279,7 +281,7 @@ def test_a_kept_optimizer_is_the_real_one():
 
 def test_optimizers_that_need_a_closure_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"LBFGS.step needs 'closure'"):
-        take_stage(torch.optim.LBFGS, num_stages=1)
+        take_stage(torch.optim.LBFGS, num_groups=1)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -12,7 +12,7 @@ from pipeplan.runtime.exchange.row_routing import RowRun, route_rows  # noqa: E4
 
 def stages_of(*replicas):
     return tuple(
-        Stage(layers=range(n, n + 1), devices=tuple(range(count)))
+        Stage(layers=range(n, n + 1), devices=tuple(range(10 * n, 10 * n + count)))
         for n, count in enumerate(replicas)
     )
 

@@ -14,7 +14,7 @@ def stages_of(*replicas, shares=None):
     return tuple(
         Stage(
             layers=range(n, n + 1),
-            devices=tuple(range(count)),
+            devices=tuple(range(10 * n, 10 * n + count)),
             shares=shares[n] if shares else None,
         )
         for n, count in enumerate(replicas)
@@ -41,7 +41,7 @@ def random_stages(rng):
         stages.append(
             Stage(
                 layers=range(index, index + 1),
-                devices=tuple(range(len(weights))),
+                devices=tuple(range(10 * index, 10 * index + len(weights))),
                 shares=uneven if rng.random() < 0.6 else None,
             )
         )

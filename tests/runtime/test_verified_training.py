@@ -199,10 +199,10 @@ def scene_off(rank):
     for verify in ("first-step", "off"):
         torch.manual_seed(5)
         with Pipeline(plan, make_mlp(), mlp_loss, sgd, verify=verify) as pipeline:
-            held = pipeline._replica.module.rest.tensors
+            held = pipeline._replica.held.rest.tensors
             assert bool(held) == (verify == "first-step" and pipeline.replica == 0)
             losses.append([pipeline.step(*data) for _ in range(2)])
-            assert not pipeline._replica.module.rest.tensors
+            assert not pipeline._replica.held.rest.tensors
     assert losses[0] == losses[1]  # the comparison leaves no trace
 
 

@@ -23,7 +23,7 @@ def ran_as_predicted(plan, *, late=None, ends_s=(0.0, 0.0, 0.0)):
         for extra_s in ends_s:
             blocks = [
                 BlockTimes(
-                    f"{timed.block.kind}{timed.block.microbatch}",
+                    str(timed.block),
                     10.0 + (timed.start_ms + late.get(str(timed.block), 0.0)) * FACTOR / 1e3,
                     10.0 + (timed.end_ms + late.get(str(timed.block), 0.0)) * FACTOR / 1e3,
                     0.0,
@@ -42,7 +42,7 @@ def ran_as_predicted(plan, *, late=None, ends_s=(0.0, 0.0, 0.0)):
                     loss=1.0,
                 )
             )
-        ranks.append(RankTimes(stage=stage, replica=0, iterations=iterations))
+        ranks.append(RankTimes(stages=[stage], replica=0, iterations=iterations))
     return Measurement(
         plan=plan,
         timeline=timeline,

@@ -27,7 +27,7 @@ class Sent:
 @pytest.fixture
 def transport(monkeypatch):
     """A transport whose gloo copies nothing before `begin` is set; `calls` are gloo's own."""
-    made = NotingTransport(DeviceClock(), (0.0, 0.0, 0.0))
+    made = NotingTransport(DeviceClock(1), (0.0, 0.0, 0.0), 1)
     made.begin, made.calls, made.sent, made.fails = threading.Event(), [], [], False
 
     def send(self, tensor, rank, tag, channel, kind):

@@ -113,8 +113,12 @@ def test_blocks_last_as_long_as_the_cost_model_says(seed):
     topology = find_topology(replace(plan, cluster=replace(plan.cluster, duplex=pp.Duplex.FULL)))
     paces = dict(zip(topology.devices, find_paces(plan, topology, 2.0), strict=True))
     for stage in plan.stages:
-        mine = [paces[device] for device in stage.devices]
-        assert max(pace.forward_s for pace in mine) * 500 == pytest.approx(cost.forward_ms(stage))
-        assert max(pace.backward_s for pace in mine) * 500 == pytest.approx(cost.backward_ms(stage))
-        both_ms = [500 * (pace.forward_s + pace.backward_s) for pace in mine]
+        mine = [paces[device][0] for device in stage.devices]
+        assert max(pace.seconds["F"] for pace in mine) * 500 == pytest.approx(
+            cost.forward_ms(stage)
+        )
+        assert max(pace.seconds["B"] for pace in mine) * 500 == pytest.approx(
+            cost.backward_ms(stage)
+        )
+        both_ms = [500 * (pace.seconds["F"] + pace.seconds["B"]) for pace in mine]
         assert both_ms == pytest.approx(cost.device_compute_ms(stage))

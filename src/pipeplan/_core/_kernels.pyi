@@ -318,6 +318,7 @@ def local_search(
     num_threads: int,
     deadline: float = ...,
     known_ms: float = ...,
+    hottest: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
 def run_groups(
     costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
@@ -356,8 +357,14 @@ class Chain:
         kept_bytes: Sequence[float],
         room_bytes: Sequence[float],
         half_duplex: bool = ...,
+        early_ms: Sequence[float] = ...,
+        last_part_ms: Sequence[float] = ...,
     ) -> None:
-        """Where a stage is split, `backward_ms` is that of its input gradient."""
+        """Where a stage is split, `backward_ms` is that of its input gradient.
+
+        An all-reduce in parts may begin `early_ms` before the end of the stage's last block, and
+        needs at least `last_part_ms` after it.
+        """
 
 class ChainModel:
     """An instance, and what plans on groups need to know beside it."""
@@ -420,5 +427,5 @@ def search_chains(
     num_best: int,
     num_threads: int,
     deadline: float = ...,
-) -> list[tuple[float, float, ChainPlan, list[int]]]:
-    """The best plans near the starts: time, bound of the plan, plan, blocks as above."""
+) -> list[tuple[float, list[int], ChainPlan, list[int]]]:
+    """The best plans near the starts: time, parts of the all-reduces, plan, blocks as above."""

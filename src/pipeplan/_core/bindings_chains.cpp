@@ -17,7 +17,8 @@ void construct_chain(Chain* self, int num_microbatches, std::vector<int> group,
                      std::vector<double> back_ms, std::vector<double> reduce_ms,
                      const std::vector<bool>& is_split, std::vector<double> held_bytes,
                      std::vector<double> kept_bytes, std::vector<double> room_bytes,
-                     bool half_duplex) {
+                     bool half_duplex, std::vector<double> early_ms,
+                     std::vector<double> last_part_ms) {
     Chain chain;
     chain.num_stages = static_cast<int>(group.size());
     chain.num_groups = static_cast<int>(room_bytes.size());
@@ -27,6 +28,9 @@ void construct_chain(Chain* self, int num_microbatches, std::vector<int> group,
     chain.forward_ms = std::move(forward_ms), chain.backward_ms = std::move(backward_ms);
     chain.weight_ms = std::move(weight_ms);
     chain.there_ms = std::move(there_ms), chain.back_ms = std::move(back_ms);
+    // An all-reduce in one part, after the last block, unless said otherwise.
+    chain.early_ms = early_ms.empty() ? std::vector<double>(reduce_ms.size(), 0.0) : std::move(early_ms);
+    chain.last_part_ms = last_part_ms.empty() ? reduce_ms : std::move(last_part_ms);
     chain.reduce_ms = std::move(reduce_ms);
     chain.is_split.assign(is_split.begin(), is_split.end());
     chain.held_bytes = std::move(held_bytes), chain.kept_bytes = std::move(kept_bytes);
@@ -66,7 +70,7 @@ void construct_plan(ChainPlan* self, const ChainModel& model, std::vector<std::v
     for (int g : group)
         require(g >= 0 && g < static_cast<int>(devices.size()), "group: unknown group");
     ChainPlan plan{std::move(devices), std::move(group), std::move(end_layer), is_split};
-    plan.normalise();
+    plan.number_groups();
     new (self) ChainPlan(std::move(plan));
 }
 
@@ -103,7 +107,7 @@ nb::list py_search_chains(const ChainModel& model, std::vector<ChainPlan> starts
     nb::list result;
     for (ChainResult& each : found) {
         if (each.order.empty()) continue;
-        result.append(nb::make_tuple(each.iteration_ms, each.bound_ms, nb::cast(std::move(each.plan)),
+        result.append(nb::make_tuple(each.iteration_ms, each.num_parts, nb::cast(std::move(each.plan)),
                                      nb::cast(each.order)));
     }
     return result;
@@ -116,7 +120,8 @@ void bind_chains(nb::module_& m) {
         .def("__init__", &construct_chain, nb::kw_only(), "num_microbatches"_a, "group"_a,
              "forward_ms"_a, "backward_ms"_a, "weight_ms"_a, "there_ms"_a, "back_ms"_a,
              "reduce_ms"_a, "is_split"_a, "held_bytes"_a, "kept_bytes"_a, "room_bytes"_a,
-             "half_duplex"_a = false);
+             "half_duplex"_a = false, "early_ms"_a = std::vector<double>(),
+             "last_part_ms"_a = std::vector<double>());
     nb::class_<ChainModel>(m, "ChainModel")
         .def("__init__", &construct_model, nb::kw_only(), "instance"_a, "weight_ms"_a, "input_ms"_a,
              "kept_bytes"_a, "max_positions"_a, "shards_optimizer"_a = false);

@@ -25,7 +25,10 @@ struct Chain {
     std::vector<double> weight_ms;    // [P], 0 where backwards are whole
     std::vector<double> there_ms;     // [P], to the next stage; 0 inside a group and at the end
     std::vector<double> back_ms;      // [P], from the next stage back to this one
-    std::vector<double> reduce_ms;    // [P], the all-reduce
+    std::vector<double> reduce_ms;    // [P], the all-reduce, all its parts
+    std::vector<double> early_ms;     // [P], so long before the end of the last block it may begin
+    std::vector<double> last_part_ms; // [P], of the all-reduce, after that end
+    std::vector<int> num_parts;       // [P], of the all-reduces; empty where nobody asks
     std::vector<std::uint8_t> is_split;  // [P]
     std::vector<double> held_bytes;   // [P], from a forward's start to its backward's end
     std::vector<double> kept_bytes;   // [P], from then to the end of the weight gradient
@@ -33,6 +36,11 @@ struct Chain {
 
     // Throws std::invalid_argument where sizes differ or a number cannot be.
     void check() const;
+    // What is left of the all-reduce when the stage's last block ends, at least.
+    double left_ms(int p) const {
+        const double left = reduce_ms[p] - early_ms[p];
+        return left > last_part_ms[p] ? left : last_part_ms[p];
+    }
     // What a scheduler reserves with a forward: keeping may need more than holding.
     double reserved_bytes(int p) const {
         return is_split[p] && kept_bytes[p] > held_bytes[p] ? kept_bytes[p] : held_bytes[p];

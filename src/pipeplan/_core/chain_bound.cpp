@@ -76,10 +76,12 @@ class ChainBound {
                     jobs.push_back({at(backward_head_, p, k), c_.backward_ms[p], at(backward_tail_, p, j)});
                     if (c_.is_split[p])
                         jobs.push_back({at(backward_head_, p, k) + c_.backward_ms[p], c_.weight_ms[p],
-                                        j * c_.weight_ms[p] + c_.reduce_ms[p]});
+                                        j * c_.weight_ms[p] + c_.left_ms(p)});
                 }
-                rings.push_back({at(backward_head_, p, M_ - 1) + c_.backward_ms[p] + c_.weight_ms[p],
-                                 c_.reduce_ms[p], 0.0});
+                const double end = at(backward_head_, p, M_ - 1) + c_.backward_ms[p] + c_.weight_ms[p];
+                const double before = c_.reduce_ms[p] - c_.last_part_ms[p];
+                rings.push_back({std::max(0.0, end - c_.early_ms[p]), std::max(0.0, before), 0.0});
+                rings.push_back({end, c_.last_part_ms[p], 0.0});
             }
             least = std::max(least, one_machine(jobs));
             least = std::max(least, one_machine(rings));
@@ -185,7 +187,7 @@ class ChainBound {
         for (int p = 0; p < P_; ++p) {
             double sent = 0.0;
             for (int j = 0; j < M_; ++j) {
-                double tail = j * c_.backward_ms[p] + (j + 1) * c_.weight_ms[p] + c_.reduce_ms[p];
+                double tail = j * c_.backward_ms[p] + (j + 1) * c_.weight_ms[p] + c_.left_ms(p);
                 if (j > 0) tail = std::max(tail, c_.backward_ms[p] + at(backward_tail_, p, j - 1));
                 if (p > 0) {
                     const double after = c_.backward_ms[p - 1] + at(backward_tail_, p - 1, j);
@@ -222,7 +224,7 @@ class ChainBound {
             for (int q : stages) {
                 if (q > p) break;
                 if (c_.is_split[q] || q < p)
-                    least_reduce = std::min(least_reduce, c_.is_split[q] ? c_.reduce_ms[q] : at(backward_tail_, q, 0));
+                    least_reduce = std::min(least_reduce, c_.is_split[q] ? c_.left_ms(q) : at(backward_tail_, q, 0));
                 weights += c_.weight_ms[q];
                 if (q == p) continue;
                 work += c_.backward_ms[q], nearest = q;
@@ -244,7 +246,7 @@ class ChainBound {
             double work = 0.0, weights = 0.0, least_reduce = kInfinity;
             int nearest = -1;
             for (int q : stages) {
-                least_reduce = std::min(least_reduce, c_.is_split[q] ? c_.reduce_ms[q] : at(backward_tail_, q, 0));
+                least_reduce = std::min(least_reduce, c_.is_split[q] ? c_.left_ms(q) : at(backward_tail_, q, 0));
                 weights += c_.weight_ms[q];
                 work += c_.backward_ms[q];
                 if (q <= p) continue;
@@ -269,7 +271,7 @@ class ChainBound {
         for (int p : stages_[g]) {
             const double way = c_.forward_ms[p] + around(p, p) + c_.backward_ms[p];
             held += c_.held_bytes[p] * way + (c_.is_split[p] ? c_.kept_bytes[p] * c_.weight_ms[p] : 0.0);
-            tail = std::min(tail, c_.is_split[p] ? c_.reduce_ms[p] : at(backward_tail_, p, 0));
+            tail = std::min(tail, c_.is_split[p] ? c_.left_ms(p) : at(backward_tail_, p, 0));
         }
         return forward_[stages_[g][0]] + M_ * held / (room * (1 + 1e-9)) + tail;
     }

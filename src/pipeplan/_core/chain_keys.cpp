@@ -29,7 +29,7 @@ ChainSettings random_settings(Random& random) {
 ChainSettings near_settings(const ChainSettings& settings, Random& random) {
     const ChainSettings other = random_settings(random);
     ChainSettings result = settings;
-    switch (random.below(8)) {
+    switch (random.below(10)) {
         case 0: result.ratio = other.ratio; break;
         case 1: result.ratio *= std::pow(2.0, random.unit() - 0.5); break;
         case 2: result.delay = other.delay; break;
@@ -37,30 +37,38 @@ ChainSettings near_settings(const ChainSettings& settings, Random& random) {
         case 4: result.window *= std::pow(1.5, random.unit() - 0.5); break;
         case 5: result.extra = std::max(0.0, result.extra + random.unit() - 0.5); break;
         case 6: result.patience = other.patience; break;
-        default: result = other;
+        case 7: result = other; break;
+        default: result.bend[random.below(4)] *= std::pow(4.0, random.unit() - 0.5);
     }
     if (result.ratio < 0) result.ratio = std::min(result.ratio, -1.0);
     return result;
 }
 
-void ChainScheduler::path_keys(double ratio, double delay, std::vector<double>& keys) const {
+void ChainScheduler::path_keys(const ChainSettings& settings, std::vector<double>& keys) const {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, M = chain.num_microbatches;
     keys.resize(static_cast<std::size_t>(P) * kNumChainKinds * M);
-    for (int p = 0; p < P; ++p) {
-        const double back = ratio * way_backward_[p];
-        const double first[] = {ratio * way_forward_[p], back,
-                                back + chain.backward_ms[p] + delay * round_ms_};
-        for (int kind = 0; kind < kNumChainKinds; ++kind)
-            for (int m = 0; m < M; ++m)
-                keys[(p * kNumChainKinds + kind) * M + m] = first[kind] + m * round_ms_;
+    double key = 0.0, way = 0.0;
+    const auto advance = [&](double to, int quarter) {
+        key += settings.ratio * settings.bend[quarter] * (to - way);
+        way = to;
+        return key;
+    };
+    const auto put = [&](int p, int kind, double first) {
+        for (int m = 0; m < M; ++m) keys[(p * kNumChainKinds + kind) * M + m] = first + m * round_ms_;
+    };
+    for (int p = 0; p < P; ++p) put(p, kChainForward, advance(way_forward_[p], 2 * p >= P ? 1 : 0));
+    for (int p = P - 1; p >= 0; --p) {
+        const double back = advance(way_backward_[p], 2 * p >= P ? 2 : 3);
+        put(p, kChainBackward, back);
+        put(p, kChainWeight, back + chain.backward_ms[p] + settings.delay * round_ms_);
     }
 }
 
-void ChainScheduler::round_keys(double slack, std::vector<double>& keys) const {
+void ChainScheduler::round_keys(const ChainRound& settings, std::vector<double>& keys, Random* random) const {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, M = chain.num_microbatches, G = chain.num_groups;
-    const double round = round_ms_ * (1 + slack), tiny = 1e-9 * round;
+    const double round = round_ms_ * (1 + settings.slack), tiny = 1e-9 * round;
     keys.resize(static_cast<std::size_t>(P) * kNumChainKinds * M);
     std::vector<std::vector<std::pair<double, double>>> taken(G);  // [start, end) within a round
     // The first time from `there` on at which the group has room for the block in every round.
@@ -77,6 +85,7 @@ void ChainScheduler::round_keys(double slack, std::vector<double>& keys) const {
                         wait = std::max(wait, to + shift - phase);
                 }
             }
+            if (wait <= tiny && random && random->unit() < settings.waits) wait = length;
             if (wait <= tiny) {
                 const double end = phase + length;
                 busy.emplace_back(phase, std::min(end, round));
@@ -94,16 +103,18 @@ void ChainScheduler::round_keys(double slack, std::vector<double>& keys) const {
     for (int p = 0; p < P; ++p) {
         const double start = place(chain.group[p], way, chain.forward_ms[p]);
         put(p, kChainForward, start);
-        way = start + chain.forward_ms[p] + (p + 1 < P ? chain.there_ms[p] : 0.0);
+        const double stretch = settings.stretch[2 * p >= P ? 1 : 0];
+        way = start + stretch * chain.forward_ms[p] + (p + 1 < P ? chain.there_ms[p] : 0.0);
     }
     std::vector<double> ready(P);
     for (int p = P - 1; p >= 0; --p) {
         if (p + 1 < P) way += chain.back_ms[p];
         const double start = place(chain.group[p], way, chain.backward_ms[p]);
         put(p, kChainBackward, start);
-        way = ready[p] = start + chain.backward_ms[p];
+        ready[p] = start + chain.backward_ms[p];
+        way = start + settings.stretch[2 * p >= P ? 1 : 0] * chain.backward_ms[p];
     }
-    for (int p = P - 1; p >= 0; --p)
+    for (int p = 0; p < P; ++p)
         put(p, kChainWeight, chain.is_split[p] ? place(chain.group[p], ready[p], chain.weight_ms[p]) : ready[p]);
 }
 
@@ -143,7 +154,8 @@ void ChainScheduler::latest_starts(std::vector<double>& keys) {
             }
             if (is_last[p] && chain.reduce_ms[p] > 0) {
                 ring_next[g] -= chain.reduce_ms[p];
-                end = std::min(end, ring_next[g]);
+                end = std::min(end, ring_next[g] + chain.early_ms[p]);
+                end = std::min(end, last_ms_ - chain.last_part_ms[p]);
             }
             is_last[p] = 0;
         }

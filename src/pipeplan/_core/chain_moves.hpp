@@ -25,6 +25,8 @@ class ChainMoves {
     }
 
   private:
+    static constexpr int kJoinEvery = 4;
+
     bool make_one(ChainPlan& plan) {
         const int die = random_.below(100);
         bool done = false;
@@ -40,8 +42,11 @@ class ChainMoves {
         else if (die < 94) done = divide_group(plan);
         else if (die < 97) done = join_groups(plan);
         else done = reverse_run(plan);
-        if (done) plan.normalise();
-        return done;
+        if (!done) return false;
+        // Two stages of a group in a row hold less at once than one large stage, which rarely pays.
+        if (model_.max_positions == 1 || random_.below(kJoinEvery)) plan.join_neighbours();
+        plan.number_groups();
+        return true;
     }
 
     bool shift_cut(ChainPlan& plan) {

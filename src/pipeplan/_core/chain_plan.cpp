@@ -22,6 +22,22 @@ bool has(const std::vector<int>& devices, int device) {
     return device < 0 || std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
+// Cuts the all-reduce so that the least is left of it when the stage's last block ends. Each part pays
+// the latency in full.
+void cut_all_reduce(const Ring& ring, double parameter_bytes, int p, Chain& chain) {
+    const double block_ms = chain.is_split[p] ? chain.weight_ms[p] : chain.backward_ms[p];
+    double least = kInfinity;
+    for (const int num_parts : {1, 2, 4, 8, 16}) {
+        const double part_ms = ring.fixed_ms + ring.ms_per_byte * parameter_bytes / num_parts;
+        const double early_ms = block_ms * (1.0 - 1.0 / num_parts);
+        const double left = std::max(part_ms, part_ms * num_parts - early_ms);
+        if (left >= least * (1 - 1e-9)) continue;
+        least = left;
+        chain.num_parts[p] = num_parts, chain.early_ms[p] = early_ms;
+        chain.last_part_ms[p] = part_ms, chain.reduce_ms[p] = part_ms * num_parts;
+    }
+}
+
 // What the stages of a group may hold at once, counted for a whole microbatch.
 double room_of(const Room& room, double state_bytes) {
     double least = kInfinity;
@@ -41,22 +57,26 @@ ChainModel::ChainModel(Instance instance, const std::vector<double>& weight,
     if (max_positions < 1) throw std::invalid_argument("max_positions: is not at least 1");
 }
 
-void ChainPlan::normalise() {
-    std::vector<int> new_group, new_end;
+void ChainPlan::join_neighbours() {
+    int count = 0;
     for (int p = 0; p < num_stages(); ++p) {
-        if (!new_group.empty() && new_group.back() == group[p]) new_end.back() = end_layer[p];
-        else new_group.push_back(group[p]), new_end.push_back(end_layer[p]);
+        if (count == 0 || group[count - 1] != group[p]) group[count++] = group[p];
+        end_layer[count - 1] = end_layer[p];
     }
+    group.resize(count), end_layer.resize(count);
+}
+
+void ChainPlan::number_groups() {
     std::vector<int> number(devices.size(), -1);
     std::vector<std::vector<int>> new_devices;
-    for (int& g : new_group) {
+    for (int& g : group) {
         if (number[g] < 0) {
             number[g] = static_cast<int>(new_devices.size());
             new_devices.push_back(std::move(devices[g]));
         }
         g = number[g];
     }
-    group = std::move(new_group), end_layer = std::move(new_end), devices = std::move(new_devices);
+    devices = std::move(new_devices);
 }
 
 bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbatches, Chain& chain) {
@@ -69,8 +89,10 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
     chain.half_duplex = in.half_duplex;
     chain.group = plan.group;
     for (auto* values : {&chain.forward_ms, &chain.backward_ms, &chain.weight_ms, &chain.there_ms,
-                         &chain.back_ms, &chain.reduce_ms, &chain.held_bytes, &chain.kept_bytes})
+                         &chain.back_ms, &chain.reduce_ms, &chain.early_ms, &chain.last_part_ms,
+                         &chain.held_bytes, &chain.kept_bytes})
         values->assign(P, 0.0);
+    chain.num_parts.assign(P, 1);
     chain.is_split.assign(P, 0);
     chain.room_bytes.assign(G, kInfinity);
     std::vector<double> state_bytes(G, 0.0), held_bytes(G, 0.0), rate(G);
@@ -97,9 +119,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
         chain.backward_ms[p] = weight > 0 ? rate[g] * model.input_ms(first, end) : work.backward;
         chain.weight_ms[p] = weight;
         const double parameters = in.parameter_bytes(first, end);
-        chain.reduce_ms[p] = plan.devices[g].size() > 1
-                                 ? rings[g].fixed_ms + rings[g].ms_per_byte * parameters
-                                 : 0.0;
+        if (plan.devices[g].size() > 1) cut_all_reduce(rings[g], parameters, p, chain);
         chain.held_bytes[p] = in.activation_bytes(first, end);
         chain.kept_bytes[p] = weight > 0 ? model.kept_bytes(first, end) : 0.0;
         held_bytes[g] += chain.reserved_bytes(p);

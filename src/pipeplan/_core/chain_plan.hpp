@@ -39,8 +39,10 @@ struct ChainPlan {
     int num_stages() const { return static_cast<int>(group.size()); }
     int num_groups() const { return static_cast<int>(devices.size()); }
     int first_layer(int p) const { return p ? end_layer[p - 1] : 0; }
-    // Joins neighbours of one group, drops groups without stages, numbers groups by first stages.
-    void normalise();
+    // Makes one stage of neighbours on one group.
+    void join_neighbours();
+    // Drops groups without stages, and numbers the others by their first stages.
+    void number_groups();
 };
 
 // Writes the chain of the plan with so many microbatches. False if a path is missing, if a group has

@@ -20,10 +20,14 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "chain_swaps.hpp"
+
 namespace pipeplan {
 namespace {
 
 constexpr double kRoomRounding = 1e-9;  // relative
+constexpr int kRunsInAll = 2;           // one in so many schedules of a search is a list schedule
+constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 
 // They did best, one beside the others, on chains that the planner finds and on uniform ones.
 constexpr ChainSettings kStarts[] = {
@@ -45,7 +49,7 @@ void Chain::check() const {
     };
     require(num_stages >= 1 && num_groups >= 1 && num_microbatches >= 1, "chain: is empty");
     for (const auto* values : {&forward_ms, &backward_ms, &weight_ms, &there_ms, &back_ms,
-                               &reduce_ms, &held_bytes, &kept_bytes}) {
+                               &reduce_ms, &early_ms, &last_part_ms, &held_bytes, &kept_bytes}) {
         require(values->size() == P, "chain: one number for each stage");
         for (double value : *values)
             require(std::isfinite(value) && value >= 0, "chain: numbers are finite and not negative");
@@ -241,24 +245,13 @@ int ChainScheduler::commit(int g, const Choice& choice) {
     return touched;
 }
 
-// The all-reduces: a group's one after the other, in the order in which they become ready.
 double ChainScheduler::finish() {
     const Chain& chain = *chain_;
     double last = 0.0;
     for (int g = 0; g < chain.num_groups; ++g) {
-        double ring = 0.0;
-        last = std::max(last, free_ms_[g]);
         const int begin = stage_begin_[g], count = stage_begin_[g + 1] - begin;
-        int sorted[kMostPositions];
-        std::copy_n(stages_.begin() + begin, count, sorted);
-        std::sort(sorted, sorted + count,
-                  [&](int a, int b) { return last_end_ms_[a] < last_end_ms_[b]; });
-        for (int k = 0; k < count; ++k) {
-            const int p = sorted[k];
-            if (chain.reduce_ms[p] == 0.0) continue;
-            ring = std::max(ring, last_end_ms_[p]) + chain.reduce_ms[p];
-        }
-        last = std::max(last, ring);
+        rings_.take(chain, stages_.data() + begin, count, last_end_ms_.data());
+        last = std::max({last, free_ms_[g], rings_.end_ms()});
     }
     return last;
 }
@@ -291,21 +284,21 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     }
     int num_blocks = 0;
     for (int p = 0; p < P; ++p) num_blocks += M * (chain.is_split[p] ? 3 : 2);
-    if (static_cast<int>(order_.size()) < num_blocks)
-        throw std::logic_error("chain_schedule: deadlock");
+    // Cannot be (docs/theory.md, section 11); and if rounding should bring it about, it is no schedule.
+    if (static_cast<int>(order_.size()) < num_blocks) return last_ms_ = kInfinity;
     return last_ms_ = finish();
 }
 
 double ChainScheduler::run(const ChainSettings& settings) {
-    if (settings.ratio < 0) round_keys(-settings.ratio - 1, keys_);
-    else path_keys(settings.ratio, settings.delay, keys_);
+    if (settings.ratio < 0) round_keys({-settings.ratio - 1, 0.0, {1.0, 1.0}}, keys_);
+    else path_keys(settings, keys_);
     windows(settings, own_most_);
     return run(keys_, settings.patience, own_most_);
 }
 
 void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
     if (last_ms_ < best_ms_) best_ms_ = last_ms_, best_order_ = order_;
-    if (last_ms_ > walk.ms * (1 + 1e-12)) return;
+    if (last_ms_ == kInfinity || last_ms_ > walk.ms * (1 + 1e-12)) return;
     walk.ms = last_ms_, walk.patience = patience, walk.most = most;
     latest_starts(walk.keys);
     walk.starts = start_ms_;
@@ -314,7 +307,32 @@ void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<in
         if (walk.keys[block] - start_ms_[block] < 1e-9 * last_ms_) walk.critical.push_back(block);
 }
 
+void ChainScheduler::try_rounds(int num_tries, Random& random, Control& control) {
+    static const double slacks[] = {0.0, 0.02, 0.05, 0.1, 0.2, 0.4}, waits[] = {0.0, 0.0, 0.02, 0.05, 0.2};
+    static const double stretches[] = {1.0, 1.5, 2.0, 2.5, 3.0, 4.0};
+    ChainSwaps swaps(*chain_);
+    std::vector<int> order;
+    for (int block = 0; block < static_cast<int>(start_ms_.size()); ++block) {
+        const int token = block / chain_->num_microbatches;
+        if (token % kNumChainKinds != kChainWeight || chain_->is_split[token / kNumChainKinds]) order.push_back(block);
+    }
+    for (int k = 0; k < num_tries; ++k) {
+        if (k % 16 == 0) control.check_without_deadline();
+        if (control.is_late()) return;
+        ChainRound round;
+        if (k < 36) round.stretch[0] = stretches[k / 6], round.stretch[1] = stretches[k % 6];
+        else round = {slacks[random.below(6)], waits[random.below(5)], {stretches[random.below(6)], stretches[random.below(6)]}};
+        round_keys(round, keys_, &random);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys_[a] < keys_[b]; });
+        const double ms = swaps.time_of(order);
+        if (ms < best_ms_) best_ms_ = ms, best_order_ = order;
+    }
+}
+
 double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Control& control) {
+    const int num_all = num_runs;
+    if (!chain_->half_duplex) num_runs = std::min(num_all, std::max<int>(std::size(kStarts), num_all / kRunsInAll));
+    const long num_swaps = kSwapsInRun * (num_all - num_runs);
     best_ms_ = kInfinity;
     Walk walk;
     ChainSettings winner;
@@ -346,6 +364,9 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         run(trial_, patience, trial_most_);
         take_step(walk, patience, trial_most_);
     }
+    if (num_swaps > 0 && !is_done(0)) try_rounds(static_cast<int>(std::min(100L, num_swaps / 8)), random, control);
+    if (num_swaps > 0 && !is_done(0))
+        best_ms_ = ChainSwaps(*chain_).improve(best_order_, num_swaps, enough_ms, random, control);
     return best_ms_;
 }
 

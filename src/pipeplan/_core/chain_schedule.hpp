@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "chain.hpp"
+#include "chain_rings.hpp"
 #include "control.hpp"
 #include "random.hpp"
 
@@ -17,6 +18,15 @@ struct ChainSettings {
     double window = 0.0;    // a stage holds so many times what its way takes; 0: as many as fit
     double extra = 0.0;     // and so many microbatches more
     double patience = 1.0;  // 0: a group takes what is there, 1: it waits for what comes soon
+    double bend[4] = {1.0, 1.0, 1.0, 1.0};  // of the ratio: forwards of the first half of the stages, of
+                                            // the second one, backwards of the second one, of the first
+};
+
+// A pattern that every microbatch repeats a round after the one before it.
+struct ChainRound {
+    double slack = 0.0;              // of a round
+    double waits = 0.0;              // the probability that a block waits for a later place in the round
+    double stretch[2] = {1.0, 1.0};  // of the way through the first half of the stages and the second
 };
 
 // Settings drawn at random, anew or near others.
@@ -43,8 +53,9 @@ class ChainScheduler {
 
     // The latest starts of the last run's blocks that do not make it longer.
     void latest_starts(std::vector<double>& keys);
-    // The best of so many schedules: under settings that did well elsewhere, under settings near the
-    // best of these, and with keys from the latest starts of the best schedule so far.
+    // The best of about so many schedules: under settings that did well elsewhere, under settings near
+    // the best of these, with keys from the latest starts of the best schedule so far, and by exchanging
+    // single blocks (ChainSwaps).
     double search(int num_runs, double enough_ms, Random& random, Control& control);
 
     // Of the last run, or of the best one of the last search.
@@ -61,9 +72,12 @@ class ChainScheduler {
     };
     // Keys: [stages][kinds][microbatches].
     // The way of one microbatch, stretched, once in every round.
-    void path_keys(double ratio, double delay, std::vector<double>& keys) const;
-    // A pattern that repeats in every round without two blocks of a group at once, as far as it goes.
-    void round_keys(double slack, std::vector<double>& keys) const;
+    void path_keys(const ChainSettings& settings, std::vector<double>& keys) const;
+    // A pattern that repeats in every round without two blocks of a group at once, as far as it goes;
+    // blocks wait for another place at random.
+    void round_keys(const ChainRound& settings, std::vector<double>& keys, Random* random = nullptr) const;
+    // The best order of some such patterns, kept to the letter; it may be better than all before.
+    void try_rounds(int num_tries, Random& random, Control& control);
     void windows(const ChainSettings& settings, std::vector<int>& most) const;
     bool admits(int p) const;
     double earliest_end(int g) const;
@@ -96,6 +110,7 @@ class ChainScheduler {
     std::vector<int> order_, best_order_;
     std::vector<double> start_ms_;                        // [blocks]
     std::vector<double> latest_, keys_, trial_;
+    ChainRings rings_;
     const std::vector<int>* most_ = nullptr;
     std::vector<int> own_most_, trial_most_;
     double best_ms_ = kInfinity, last_ms_ = kInfinity;

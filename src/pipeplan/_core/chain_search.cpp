@@ -21,6 +21,7 @@ namespace {
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
 constexpr double kBlocksPerLink = 0.1;   // and a look at one link
+constexpr double kFirstPolish = 0.1;     // of what the best plans get, for all that may be among them
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -41,8 +42,8 @@ double quick_bound(const Chain& chain, std::vector<double>& scratch) {
     double way = 0.0, back = 0.0, least = 0.0;
     for (int p = 0; p < P; ++p) {
         const int g = chain.group[p];
-        if (head[g] == kInfinity) head[g] = way, tail[g] = std::max(back, chain.weight_ms[p] + chain.reduce_ms[p]);
-        weight_tail[g] = std::min(weight_tail[g], chain.is_split[p] ? chain.reduce_ms[p] : tail[g]);
+        if (head[g] == kInfinity) head[g] = way, tail[g] = std::max(back, chain.weight_ms[p] + chain.left_ms(p));
+        weight_tail[g] = std::min(weight_tail[g], chain.is_split[p] ? chain.left_ms(p) : tail[g]);
         gradient_work[g] += chain.forward_ms[p] + chain.backward_ms[p];
         work[g] += chain.forward_ms[p] + chain.backward_ms[p] + chain.weight_ms[p];
         way += chain.forward_ms[p] + chain.there_ms[p];
@@ -70,7 +71,7 @@ class ChainSearch {
         std::vector<ChainResult> results;
         for (auto& [ms, plan] : best_) {
             if (static_cast<int>(results.size()) == num_best) break;
-            results.push_back({ms, 0.0, plan, {}});
+            results.push_back({ms, 0.0, plan, {}, {}});
         }
         return results;
     }
@@ -91,7 +92,6 @@ class ChainSearch {
 
     void anneal(const ChainPlan& start) {
         ChainPlan current = start, next;
-        current.normalise();
         if (!cost(current)) return;
         Judged judged{kInfinity, 1.0, {}};
         for (const ChainSettings& settings : kUsualSettings) {
@@ -169,22 +169,51 @@ class ChainSearch {
     std::map<double, ChainPlan> best_;
 };
 
-// The fastest starts, at most two on the same groups.
-std::vector<ChainPlan> best_starts(const ChainModel& model, std::vector<ChainPlan> starts,
-                                   int num_starts, Pool& pool, Control& control) {
+// Improves the plan's schedule with all microbatches.
+void polish(const ChainModel& model, double budget, std::uint64_t seed, ChainResult& result,
+            Control& control) {
+    Chain chain;
+    if (!cost_chain(model, result.plan, model.in.num_microbatches, chain)) return;
+    ChainScheduler scheduler;
+    scheduler.take(chain);
+    Random random(seed);
+    result.bound_ms = chain_bound(chain);
+    const double num_blocks = static_cast<double>(chain.num_stages) * kNumChainKinds * chain.num_microbatches;
+    const int num_runs = static_cast<int>(std::clamp(budget / num_blocks, 1.0, 1e6));
+    const double ms = scheduler.search(num_runs, result.bound_ms, random, control);
+    if (!result.order.empty() && ms >= result.iteration_ms) return;
+    result.iteration_ms = ms, result.order = scheduler.best_order(), result.num_parts = chain.num_parts;
+}
+
+void sort_by_time(std::vector<ChainResult>& results) {
+    std::stable_sort(results.begin(), results.end(), [](const ChainResult& a, const ChainResult& b) {
+        return a.iteration_ms < b.iteration_ms;
+    });
+}
+
+// The starts by their time, without those that are not possible.
+std::vector<ChainPlan> ranked_starts(const ChainModel& model, std::vector<ChainPlan> starts, Pool& pool,
+                                     Control& control) {
     std::vector<std::pair<double, int>> ranked(starts.size());
     pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        starts[k].normalise();
         ranked[k] = {ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
     });
     std::sort(ranked.begin(), ranked.end());
+    std::vector<ChainPlan> result;
+    for (const auto& [ms, k] : ranked)
+        if (ms < kInfinity) result.push_back(std::move(starts[k]));
+    return result;
+}
+
+// The first starts, at most two on the same groups.
+std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, int num_starts) {
     std::vector<ChainPlan> chosen;
     std::map<std::vector<std::vector<int>>, int> taken;
-    for (const auto& [ms, k] : ranked) {
-        if (static_cast<int>(chosen.size()) == num_starts || ms == kInfinity) break;
-        std::vector<std::vector<int>> groups = starts[k].devices;
+    for (const ChainPlan& start : starts) {
+        if (static_cast<int>(chosen.size()) == num_starts) break;
+        std::vector<std::vector<int>> groups = start.devices;
         std::sort(groups.begin(), groups.end());
-        if (++taken[groups] <= 2) chosen.push_back(starts[k]);
+        if (++taken[groups] <= 2) chosen.push_back(start);
     }
     return chosen;
 }
@@ -194,35 +223,30 @@ std::vector<ChainPlan> best_starts(const ChainModel& model, std::vector<ChainPla
 std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
                                        std::uint64_t seed, const ChainBudget& budget, Pool& pool,
                                        Control& control) {
-    starts = best_starts(model, std::move(starts), budget.num_starts, pool, control);
-    std::vector<std::vector<ChainResult>> found(starts.size());
-    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
+    starts = ranked_starts(model, std::move(starts), pool, control);
+    const std::vector<ChainPlan> different = different_starts(starts, budget.num_starts);
+    std::vector<std::vector<ChainResult>> found(different.size());
+    pool.run(static_cast<int>(different.size()), [&](int k, int) {
         ChainSearch search(model, seed * 1000003ULL + k, budget.anneal, control);
-        found[k] = search.run(starts[k], budget.num_best);
+        found[k] = search.run(different[k], 2 * budget.num_best);
     });
     std::vector<ChainResult> all;
     for (auto& each : found)
         for (ChainResult& result : each) all.push_back(std::move(result));
-    std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
-        return a.iteration_ms < b.iteration_ms;
+    sort_by_time(all);
+    // Regular chains gain most by a better schedule: the walks may have left them for a worse plan.
+    const std::size_t num_found = 4 * budget.num_best;
+    if (all.size() > num_found) all.resize(num_found);
+    for (std::size_t k = 0; k < starts.size() && k < num_found; ++k) all.push_back({kInfinity, 0.0, starts[k], {}, {}});
+    pool.run(static_cast<int>(all.size()), [&](int k, int) {
+        polish(model, budget.polish * kFirstPolish, seed * 7919ULL + k, all[k], control);
     });
+    sort_by_time(all);
     if (static_cast<int>(all.size()) > budget.num_best) all.resize(budget.num_best);
     pool.run(static_cast<int>(all.size()), [&](int k, int) {
-        ChainResult& result = all[k];
-        Chain chain;
-        if (!cost_chain(model, result.plan, model.in.num_microbatches, chain)) return;
-        ChainScheduler scheduler;
-        scheduler.take(chain);
-        Random random(seed * 7919ULL + k);
-        result.bound_ms = chain_bound(chain);
-        const double num_blocks = static_cast<double>(chain.num_stages) * kNumChainKinds * chain.num_microbatches;
-        const int num_runs = static_cast<int>(std::clamp(budget.polish / num_blocks, 1.0, 1e6));
-        result.iteration_ms = scheduler.search(num_runs, result.bound_ms, random, control);
-        result.order = scheduler.best_order();
+        polish(model, budget.polish, seed * 7919ULL + 1000 + k, all[k], control);
     });
-    std::stable_sort(all.begin(), all.end(), [](const ChainResult& a, const ChainResult& b) {
-        return a.iteration_ms < b.iteration_ms;
-    });
+    sort_by_time(all);
     return all;
 }
 

@@ -14,7 +14,8 @@ struct ChainResult {
     double iteration_ms = kInfinity;
     double bound_ms = 0.0;
     ChainPlan plan;
-    std::vector<int> order;  // blocks, in the order of decisions; see `chain_block`
+    std::vector<int> order;      // blocks, in the order of decisions; see `chain_block`
+    std::vector<int> num_parts;  // [stages], of the all-reduces
 };
 
 struct ChainBudget {

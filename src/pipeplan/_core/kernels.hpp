@@ -128,12 +128,13 @@ struct SearchResult {
 };
 
 // Simulated annealing from each of the starts. Each has its own random numbers and its own budget
-// (about a nanosecond a unit). It stops at a plan that takes no longer than `target_ms`. Plans that
+// (about a nanosecond a unit). At first it takes plans that are slower by the part `hottest`, later
+// nearly none. It stops at a plan that takes no longer than `target_ms`. Plans that
 // cannot beat `known_ms` are estimated, not simulated, but for the best one of each search. At the
 // deadline it returns the best plans so far.
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, double known_ms,
-                                       Pool& pool, Control& control);
+                                       double hottest, Pool& pool, Control& control);
 
 }  // namespace pipeplan

@@ -5,6 +5,7 @@ One table gives each command its line in `pipeplan --help` and the examples unde
 
 import click
 
+from pipeplan.commands.calibrate import calibrate_command
 from pipeplan.commands.compare import compare_command
 from pipeplan.commands.completion import completion_command
 from pipeplan.commands.discover import discover_command
@@ -42,6 +43,14 @@ def commands() -> None:
 
 
 TABLE: tuple[tuple[click.Command, str, tuple[str, ...]], ...] = (
+    (
+        calibrate_command,
+        "Correct a plan's inputs by a real run.",
+        (
+            "calibrate bert.plan.json trace.json",
+            "calibrate bert.plan.json trace.json -o better.plan.json",
+        ),
+    ),
     (check_command, "Judge a plan by a replay of its own.", ("check bert.plan.json",)),
     (
         compare_command,

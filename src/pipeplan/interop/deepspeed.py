@@ -1,12 +1,8 @@
 """The cut for DeepSpeed: a list of bounds, and a subclass of PipelineModule that applies it."""
 
+from pipeplan.interop.chain_shapes import require_1f1b
 from pipeplan.interop.exported import Exported, ExportSettings
-from pipeplan.interop.replica_grid import (
-    require_1f1b,
-    require_grid,
-    require_same_recompute,
-    title_of,
-)
+from pipeplan.interop.replica_grid import require_grid, require_same_recompute, title_of
 from pipeplan.replaying import Replayed
 
 __all__ = ["export_deepspeed"]

@@ -42,10 +42,12 @@ class Format:
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "torch-csv": Format(export=export_torch_csv, takes_groups=True),
-        "torchtitan": Format(export=export_torchtitan, takes_map=True),
-        "megatron": Format(export=export_megatron, rules=("1f1b",), takes_map=True),
+        "torchtitan": Format(export=export_torchtitan, takes_map=True, takes_groups=True),
+        "megatron": Format(
+            export=export_megatron, rules=("1f1b",), takes_map=True, takes_groups=True
+        ),
         "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
-        "grid-plan": Format(export=export_grid_plan),
+        "grid-plan": Format(export=export_grid_plan, takes_groups=True),
         "csv": Format(export=export_timeline_csv, takes_groups=True),
         "chakra": Format(export=export_chakra),
     }
@@ -66,26 +68,29 @@ def export_plan(
     if settings.layer_map and not chosen.takes_map:
         raise InputError(f"map: does not apply to {target}; leave it out")
     replayed = replay_plan(plan)
-    if plan.uses_families and not chosen.takes_groups:
-        raise CannotExport(
-            f"{target}: cannot express several stages a device, backwards cut in two, gradient"
-            " buckets or a sharded optimizer; plan with one stage a device and whole backwards"
-        )
     try:
-        done = _with_memory_note(chosen.export(replayed, settings), replayed)
+        done = _export(chosen, replayed, settings)
         return replace(done, notes=(*done.notes, *replayed.warnings))
     except CannotExport as problem:
         reason = str(problem)
-        if plan.uses_families:
-            raise CannotExport(f"{target}: {reason}; plan with --uniform-replicas") from None
-    other = find_nearest(replayed, lambda each: chosen.export(each, settings), chosen.rules)
+    other = find_nearest(replayed, lambda each: _export(chosen, each, settings), chosen.rules)
     if other is None:
         raise CannotExport(f"{target}: {reason}; no plan of this model and cluster can be exported")
     words = describe(other, replayed)
     if not take_nearest:
         raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest")
-    done = _with_memory_note(chosen.export(other, settings), other)
+    done = _export(chosen, other, settings)
     return replace(done, notes=(f"{reason}; exported is the nearest plan: {words}", *done.notes))
+
+
+def _export(chosen: Format, replayed: Replayed, settings: ExportSettings) -> Exported:
+    """The files, with a line about memory if the plan needs more than there is."""
+    if replayed.plan.uses_families and not chosen.takes_groups:
+        raise CannotExport(
+            "the plan has several stages a device, backwards cut in two, gradient buckets or a"
+            " sharded optimizer, which cannot be said there"
+        )
+    return _with_memory_note(chosen.export(replayed, settings), replayed)
 
 
 def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:

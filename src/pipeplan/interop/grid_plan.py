@@ -6,6 +6,7 @@ from dataclasses import replace
 from pipeplan.documents.json_text import to_json
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.nearest import find_nearest
 from pipeplan.interop.replica_grid import require_grid
@@ -28,13 +29,20 @@ def nearest_grid_plan(plan: Plan, schedule: str | None = None) -> Plan:
     With `schedule`, its order is that of this rule. The bound of the plan stays: it speaks of all
     plans.
     """
+    if schedule in GROUP_SCHEDULES and _is_grid(plan):
+        return plan
     if schedule is not None and schedule not in SCHEDULES:
         raise InputError(
             f"schedule: {schedule!r} cannot be searched with equal replicas;"
             f" take one of {', '.join(SCHEDULES)}"
         )
     rules: Sequence[str] = PORTFOLIO if schedule is None else (schedule,)
-    found = find_nearest(replay_plan(plan), lambda each: require_grid(each.plan), rules)
+    found = find_nearest(
+        replay_plan(plan),
+        lambda each: require_grid(each.plan),
+        rules,
+        with_groups=schedule is None,
+    )
     if found is None:
         raise InfeasibleError("no plan with equally many replicas in each stage exists")
     is_same = (found.plan.stages, found.plan.schedule) == (plan.stages, plan.schedule)

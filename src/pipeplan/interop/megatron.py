@@ -2,16 +2,16 @@
 
 In the layout, `E` is the embedding, `t` a transformer block, `L` the loss with all that comes
 behind the last block. `|` stands between stages. Stage i of the layout runs on pipeline rank
-i % P. Here each rank has one stage.
+i % P. If there are more stages than ranks, Megatron-LM runs interleaved 1F1B (virtual pipeline).
 """
 
 from itertools import pairwise
 
+from pipeplan.interop.chain_shapes import require_1f1b
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.layer_roles import Role, layer_roles
 from pipeplan.interop.replica_grid import (
     ReplicaGrid,
-    require_1f1b,
     require_grid,
     require_same_recompute,
     title_of,
@@ -27,6 +27,7 @@ CONFLICTING = (
     "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
     "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
 )
 
 
@@ -38,8 +39,8 @@ def export_megatron(replayed: Replayed, settings: ExportSettings) -> Exported:
     roles = layer_roles(plan.model, settings.layer_map)
     layout = layout_of(plan, roles)
     require_1f1b(plan, "Megatron-LM")
-    arguments = [f"--pipeline-model-parallel-size {grid.num_stages}"]
-    if grid.num_stages > 1:
+    arguments = [f"--pipeline-model-parallel-size {grid.num_groups}"]
+    if grid.num_groups > 1:
         arguments.append(f'--pipeline-model-parallel-layout "{layout}"')
     arguments += [
         f"--num-layers {roles.count(Role.BLOCK)}",
@@ -51,6 +52,11 @@ def export_megatron(replayed: Replayed, settings: ExportSettings) -> Exported:
         arguments.append("--recompute-granularity full --recompute-method uniform")
         arguments.append("--recompute-num-layers 1")
         notes.append("Megatron-LM keeps the input of each block, the plan that of each stage")
+    if plan.shard_optimizer:
+        arguments.append("--use-distributed-optimizer")
+    if any(stage.gradient_buckets > 1 for stage in plan.stages):
+        arguments.append("--overlap-grad-reduce")
+        notes.append("Megatron-LM decides by itself how many buckets gradients have")
     return Exported(data=_script(plan, grid, arguments).encode(), notes=tuple(notes))
 
 
@@ -73,12 +79,12 @@ def _stage_text(roles: list[Role]) -> str:
 
 
 def _script(plan: Plan, grid: ReplicaGrid, arguments: list[str]) -> str:
-    num_ranks = grid.num_stages * grid.num_replicas
+    num_ranks = grid.num_groups * grid.num_replicas
     lines = [
         f"# {title_of(plan, 'Arguments of Megatron-LM')}",
         f"# {num_ranks} ranks, {grid.num_replicas} data-parallel. Ranks run on these devices:",
         *(f"#   {line}" for line in grid.rank_lines),
-        *(_conflicts() if grid.num_stages > 1 else ()),
+        *(_conflicts() if grid.num_groups > 1 else ()),
         "PIPELINE_ARGS=(",
         *(f"    {argument}" for argument in arguments),
         ")",

@@ -8,6 +8,9 @@ them are improved by moving single cuts while that helps. Plans that fit into me
 others. Every candidate is simulated. This is a search among few plans, not a planner: no bound
 comes with it.
 
+Of a plan with several stages a group, its own stages are candidates, too: in its own order, with
+whole backwards, and in interleaved 1F1B.
+
 O(L^2 S + candidates * simulation); candidates and simulations are limited.
 """
 
@@ -19,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import memory_excesses
-from pipeplan.errors import PlanFileError
+from pipeplan.errors import PlanFileError, ScheduleError
 from pipeplan.interop.exported import CannotExport
+from pipeplan.interop.nearest_groups import group_candidates, plain_stages
 from pipeplan.pipeline import Plan, Schedule, Stage
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
@@ -45,15 +49,22 @@ LISTED_STAGES = 16
 
 
 def find_nearest(
-    replayed: Replayed, accept: Callable[[Replayed], object], rules: Sequence[str] = PORTFOLIO
+    replayed: Replayed,
+    accept: Callable[[Replayed], object],
+    rules: Sequence[str] = PORTFOLIO,
+    *,
+    with_groups: bool = True,
 ) -> Replayed | None:
     """The best of the candidates that `accept` does not refuse, or None.
 
     `accept` raises `CannotExport` for a plan that cannot be exported; `rules` are the names of the
-    orders that the other program can run.
+    orders that the other program can run. Without `with_groups` each device has one stage.
     """
     search = _Search(replayed, accept, rules)
     num_candidates = max(FEWEST_CANDIDATES, MAX_PLACED_DEVICES // replayed.plan.cluster.num_devices)
+    if with_groups and replayed.plan.uses_families:
+        for candidate in group_candidates(replayed.plan):
+            search.try_groups(candidate)
     candidates = islice(_candidates(replayed.plan), num_candidates)
     tried = [search.try_stages(stages) for stages in candidates]
     if search.best is None:
@@ -79,7 +90,8 @@ class _Search:
     def __init__(
         self, replayed: Replayed, accept: Callable[[Replayed], object], rules: Sequence[str]
     ) -> None:
-        self._plan, self._cost = replayed.plan, replayed.cost
+        self._plan = replace(replayed.plan, shard_optimizer=False)
+        self._cost = replayed.cost
         self._accept, self._rules = accept, rules
         self._best_rank = (True, float("inf"))
         self._blocks_left = MAX_SIMULATED_BLOCKS
@@ -99,22 +111,40 @@ class _Search:
             return None
         runs = (SCHEDULES[rule](costs, plan.microbatches) for rule in self._rules)
         run = min(runs, key=lambda run: run.iteration_ms)
-        candidate = replace(
-            plan,
+        candidate = self._changed(stages, Schedule.from_codes(run.order_SM2))
+        rank = (bool(memory_excesses(candidate, self._cost)), run.iteration_ms)
+        if rank < self._best_rank and not self._keep(replay_plan(candidate), rank):
+            return None
+        return _Trial(stages=stages, rank=rank)
+
+    def try_groups(self, candidate: tuple[tuple[Stage, ...], Schedule]) -> None:
+        """Simulate stages of which some share a group, and keep them if they are the best."""
+        try:
+            replayed = replay_plan(self._changed(*candidate))
+        except (PlanFileError, ScheduleError):  # no path, or an order that deadlocks
+            return
+        plan = replayed.plan
+        rank = (bool(memory_excesses(plan, replayed.cost)), plan.iteration_ms)
+        if rank < self._best_rank:
+            self._keep(replayed, rank)
+
+    def _changed(self, stages: tuple[Stage, ...], schedule: Schedule) -> Plan:
+        return replace(
+            self._plan,
             stages=stages,
-            schedule=Schedule.from_codes(run.order_SM2),
-            planner=f"{plan.planner}, changed for export",
+            schedule=schedule,
+            planner=f"{self._plan.planner}, changed for export",
             predicted=None,
         )
-        rank = (bool(memory_excesses(candidate, self._cost)), run.iteration_ms)
-        if rank < self._best_rank:
-            replayed = replay_plan(candidate)
-            try:
-                self._accept(replayed)
-            except CannotExport:
-                return None
-            self.best, self._best_rank = replayed, rank
-        return _Trial(stages=stages, rank=rank)
+
+    def _keep(self, replayed: Replayed, rank: tuple[bool, float]) -> bool:
+        """Keep the best plan so far, unless it is refused; whether it was kept."""
+        try:
+            self._accept(replayed)
+        except CannotExport:
+            return False
+        self.best, self._best_rank = replayed, rank
+        return True
 
     def improve(self, trial: _Trial) -> None:
         """Move single cuts by one layer while that makes these stages better."""
@@ -146,7 +176,8 @@ def _with_cut_moved(stages: tuple[Stage, ...], cut: int, by: int) -> tuple[Stage
 def _candidates(plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """The plan's own stages, then those of each number of replicas and stages."""
     recompute = all(stage.recompute for stage in plan.stages)
-    yield tuple(replace(stage, shares=None, recompute=recompute) for stage in plan.stages)
+    if len(plan.groups) == len(plan.stages):
+        yield plain_stages(plan)
     orders = _device_orders(plan)
     shapes = _shapes(plan, len(orders[0]))
     work_ms = [layer.forward_ms + layer.backward_ms for layer in plan.model.layers]
@@ -241,7 +272,8 @@ def describe(nearest: Replayed, original: Replayed) -> str:
     ranges = [f"{first}-{last}" for first, last in zip(starts, ends, strict=True)]
     listed = "|".join(ranges[:LISTED_STAGES]) + ("|..." if len(ranges) > LISTED_STAGES else "")
     more = f" ({100 * (ms / original_ms - 1):+.1f} %)" if original_ms else ""
+    groups = f" in {len(plan.groups)} groups" if len(plan.groups) < len(plan.stages) else ""
     return (
-        f"{len(plan.stages)} stages x {plan.stages[0].num_replicas} replicas, layers {listed},"
-        f" {ms:.6g} ms{more}"
+        f"{len(plan.stages)} stages{groups} x {plan.stages[0].num_replicas} replicas, layers"
+        f" {listed}, {ms:.6g} ms{more}"
     )

@@ -1,26 +1,17 @@
-"""Frameworks number ranks in a grid: every stage has the same number of replicas.
+"""Frameworks number ranks in a grid: every group has the same number of replicas.
 
-Rank = stage * replicas + replica, as in Megatron-LM, torchtitan and DeepSpeed: the ranks of a stage
-stand side by side. Replica i of a stage talks to replica i of the next one.
+Rank = group * replicas + replica, as in Megatron-LM, torchtitan and DeepSpeed: the ranks of a group
+stand side by side. Replica i of a stage talks to replica i of the next one. Most plans have one
+stage a group.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pipeplan.documents.text import only_printable
 from pipeplan.interop.exported import CannotExport
 from pipeplan.pipeline import Plan, Stage
-from pipeplan.schedules import fixed_codes
 
-__all__ = [
-    "ReplicaGrid",
-    "has_1f1b_order",
-    "require_1f1b",
-    "require_grid",
-    "require_same_recompute",
-    "title_of",
-]
+__all__ = ["ReplicaGrid", "require_grid", "require_same_recompute", "title_of"]
 
 PAIRS_NOTE = (
     "replica i of a stage sends to replica i of the next;"
@@ -32,9 +23,10 @@ LONGEST_NAME = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGrid:
-    """Stages with equally many replicas."""
+    """Groups with equally many replicas."""
 
-    num_stages: int
+    num_groups: int
+    """Ranks of the pipeline."""
     num_replicas: int
     samples_each: int
     """Samples of a microbatch that each replica takes."""
@@ -44,7 +36,7 @@ class ReplicaGrid:
     @property
     def pair_notes(self) -> list[str]:
         """How transfers differ from the plan's, if there are any between replicas."""
-        return [PAIRS_NOTE] if self.num_stages > 1 and self.num_replicas > 1 else []
+        return [PAIRS_NOTE] if self.num_groups > 1 and self.num_replicas > 1 else []
 
 
 def require_grid(plan: Plan) -> ReplicaGrid:
@@ -64,7 +56,7 @@ def require_grid(plan: Plan) -> ReplicaGrid:
             " (a larger microbatch_size may help)"
         )
     return ReplicaGrid(
-        num_stages=len(counts),
+        num_groups=len(plan.groups),
         num_replicas=num_replicas,
         samples_each=samples // num_replicas,
         rank_lines=_rank_lines(plan),
@@ -79,12 +71,14 @@ def _is_even(stage: Stage) -> bool:
 def _rank_lines(plan: Plan) -> tuple[str, ...]:
     devices = plan.cluster.devices
     lines, rank = [], 0
-    for index, stage in enumerate(plan.stages):
-        names = [_short(devices[device].name) for device in stage.devices]
+    for group in plan.groups:
+        names = [_short(devices[device].name) for device in group.devices]
         last = rank + len(names) - 1
         ranks = f"rank {rank}" if last == rank else f"ranks {rank}-{last}"
-        layers = f"layers {stage.layers.start}-{stage.layers.stop - 1}"
-        lines.append(f"{ranks}: stage {index}, {layers}, on {', '.join(names)}")
+        ranges = [plan.stages[stage].layers for stage in group.stages]
+        layers = f"layers {', '.join(f'{each.start}-{each.stop - 1}' for each in ranges)}"
+        stages = f"stage{'s' * (len(group.stages) > 1)} {', '.join(map(str, group.stages))}"
+        lines.append(f"{ranks}: {stages}, {layers}, on {', '.join(names)}")
         rank = last + 1
     return tuple(lines)
 
@@ -99,29 +93,6 @@ def _short(name: str) -> str:
     """A name that is safe within a comment or a docstring."""
     plain = only_printable(name).replace("\\", "?").replace('"', "?")
     return plain if len(plain) <= LONGEST_NAME else f"{plain[: LONGEST_NAME - 3]}..."
-
-
-def has_1f1b_order(plan: Plan) -> bool:
-    """Whether stage n begins with S - n forwards, then runs a backward and a forward in turn.
-
-    What the microbatches are called does not matter.
-    """
-    num_stages = len(plan.stages)
-    order_SM2 = np.stack([plan.schedule.codes(stage) for stage in range(num_stages)])
-    first = order_SM2[0][order_SM2[0] >= 0]
-    new_number = np.empty_like(first)
-    new_number[first] = np.arange(len(first), dtype=first.dtype)
-    renamed_SM2 = np.where(
-        order_SM2 >= 0, new_number[np.maximum(order_SM2, 0)], -1 - new_number[-1 - order_SM2]
-    )
-    warm_ups = [num_stages - stage for stage in range(num_stages)]
-    return bool(np.array_equal(renamed_SM2, fixed_codes(warm_ups, plan.microbatches)))
-
-
-def require_1f1b(plan: Plan, framework: str) -> None:
-    """Refuse an order that a framework does not run."""
-    if not has_1f1b_order(plan):
-        raise CannotExport(f"the order of blocks is not 1F1B, the only one that {framework} runs")
 
 
 def require_same_recompute(plan: Plan) -> bool:

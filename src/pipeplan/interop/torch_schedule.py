@@ -20,10 +20,16 @@ import numpy as np
 from pipeplan.interop.exported import Exported, ExportSettings
 from pipeplan.interop.replica_grid import require_grid
 from pipeplan.interop.torch_groups import group_csv
-from pipeplan.pipeline import Schedule
+from pipeplan.pipeline import Kind, Plan, Schedule
 from pipeplan.replaying import Replayed
 
-__all__ = ["export_torch_csv", "schedule_csv", "with_ascending_last_stage"]
+__all__ = [
+    "export_torch_csv",
+    "family_notes",
+    "plan_csv",
+    "schedule_csv",
+    "with_ascending_last_stage",
+]
 
 
 def export_torch_csv(replayed: Replayed, settings: ExportSettings) -> Exported:
@@ -36,11 +42,32 @@ def export_torch_csv(replayed: Replayed, settings: ExportSettings) -> Exported:
     recomputing = [str(n) for n, stage in enumerate(plan.stages) if stage.recompute]
     if recomputing:
         notes.append(f"the file cannot say that stages {', '.join(recomputing)} recompute")
-    if not plan.uses_families:
-        return Exported(data=schedule_csv(plan.schedule).encode(), notes=tuple(notes))
+    notes += family_notes(plan, grid.num_replicas)
+    return Exported(data=plan_csv(plan).encode(), notes=tuple(notes))
+
+
+def plan_csv(plan: Plan) -> str:
+    """The text of a plan's schedule, of whichever version."""
+    return group_csv(plan) if plan.uses_families else schedule_csv(plan.schedule)
+
+
+def family_notes(plan: Plan, num_replicas: int) -> list[str]:
+    """What a schedule CSV does not say about plans of the second version."""
+    notes = []
     if plan.shard_optimizer or any(stage.gradient_buckets > 1 for stage in plan.stages):
         notes.append("the file cannot say gradient buckets, nor that the optimizer is sharded")
-    return Exported(data=group_csv(plan).encode(), notes=tuple(notes))
+    if num_replicas > 1 and not plan.schedule.is_by_stage and _has_weight_gradients(plan):
+        notes.append(
+            "backwards are cut in two: let fully_shard or replicate reduce gradients;"
+            " DistributedDataParallel leaves some out without a word"
+        )
+    return notes
+
+
+def _has_weight_gradients(plan: Plan) -> bool:
+    return any(
+        block.kind is Kind.WEIGHT_GRADIENT for order in plan.schedule.orders for block in order
+    )
 
 
 def with_ascending_last_stage(schedule: Schedule) -> list[list[int]]:

@@ -1,11 +1,14 @@
 """The parallelism of torchtitan as Python, with the order of blocks as a schedule CSV beside it.
 
 A part of the model is a list of module names: `tok_embeddings`, `layers.0`, ..., `norm`, `output`.
+With several parts a rank, torchtitan places part i on rank i % P, or, for the schedules that go so,
+in a V. The schedule that is named decides this; the order itself is that of the CSV.
 """
 
 import re
 
 from pipeplan.documents.text import excerpt
+from pipeplan.interop.chain_shapes import chain_of, chain_text, is_loop, is_v
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.layer_roles import Role, layer_roles
 from pipeplan.interop.replica_grid import (
@@ -13,7 +16,7 @@ from pipeplan.interop.replica_grid import (
     require_same_recompute,
     title_of,
 )
-from pipeplan.interop.torch_schedule import schedule_csv
+from pipeplan.interop.torch_schedule import family_notes, plan_csv
 from pipeplan.pipeline import Plan
 from pipeplan.replaying import Replayed
 
@@ -32,9 +35,9 @@ MODULE_FQNS_PER_MODEL_PART = [
 ]
 
 PARALLELISM = ParallelismConfig(
-    pipeline_parallel_degree={num_stages},
+    pipeline_parallel_degree={num_groups},
     module_fqns_per_model_part=MODULE_FQNS_PER_MODEL_PART,
-    pipeline_parallel_schedule="1F1B",  # not used: the file below says the order
+    pipeline_parallel_schedule="{schedule}",  # says where parts lie; the file below has the order
     pipeline_parallel_schedule_csv={csv!r},
     num_pp_microbatches={num_microbatches},
     data_parallel_replicate_degree={num_replicas},
@@ -51,14 +54,15 @@ def export_torchtitan(replayed: Replayed, settings: ExportSettings) -> Exported:
     """A Python file with the parallelism, and the schedule beside it."""
     plan = replayed.plan
     grid = require_grid(plan)
-    if grid.num_stages == 1:
+    if grid.num_groups == 1:
         raise CannotExport("one stage is no pipeline, and torchtitan needs no layout for it")
+    schedule = _placing_schedule(plan)
     modules = module_names(plan, settings)
     parts = [[name for layer in stage.layers for name in modules[layer]] for stage in plan.stages]
     for index, part in enumerate(parts):
         if not part:
             raise CannotExport(f"stage {index} holds no module of torchtitan")
-    notes = grid.pair_notes
+    notes = [*grid.pair_notes, *family_notes(plan, grid.num_replicas)]
     if require_same_recompute(plan):
         notes.append("set activation_checkpoint.mode to full: the plan recomputes")
     csv_name = f"{settings.stem}.csv"
@@ -66,7 +70,8 @@ def export_torchtitan(replayed: Replayed, settings: ExportSettings) -> Exported:
         title=title_of(plan, "Parallelism of torchtitan"),
         ranks="\n".join(grid.rank_lines),
         parts="\n".join(f"    {part!r}," for part in parts),
-        num_stages=grid.num_stages,
+        num_groups=grid.num_groups,
+        schedule=schedule,
         csv=csv_name,
         num_microbatches=plan.microbatches,
         num_replicas=grid.num_replicas,
@@ -75,8 +80,21 @@ def export_torchtitan(replayed: Replayed, settings: ExportSettings) -> Exported:
     )
     return Exported(
         data=text.encode(),
-        others={csv_name: schedule_csv(plan.schedule).encode()},
+        others={csv_name: plan_csv(plan).encode()},
         notes=tuple(notes),
+    )
+
+
+def _placing_schedule(plan: Plan) -> str:
+    """The name of a schedule for which torchtitan places parts as the plan does."""
+    chain = chain_of(plan)
+    if is_loop(chain):
+        return "1F1B" if len(chain) == max(chain) + 1 else "Interleaved1F1B"
+    if is_v(chain):
+        return "ZBVZeroBubble"
+    raise CannotExport(
+        f"stages lie on groups {chain_text(chain)}, and torchtitan puts part i on rank"
+        f" i % {max(chain) + 1}, or parts in a V"
     )
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "WatchdogOptions",
     "Whole",
     "add_loss",
+    "auto",
     "collect_losses",
     "join_ranks",
 ]
@@ -41,6 +42,7 @@ _MODULE_OF = {
     "WatchdogOptions": "pipeplan.runtime.supervision.watchdog",
     "Whole": "pipeplan.runtime.batches",
     "add_loss": "pipeplan.runtime.extra_losses",
+    "auto": "pipeplan.measure.auto",
     "collect_losses": "pipeplan.runtime.extra_losses",
     "join_ranks": "pipeplan.runtime.supervision.launching",
 }

@@ -1,5 +1,8 @@
 """Runs one replica's blocks: a microbatch forward or backward through its stage.
 
+A backward is one block, or two: the gradients of what enters, and later those of the weights
+(`splitting.split_backward`). Between the two, the stage keeps what the second one needs.
+
 Random numbers: every block seeds the generators of torch, Python and numpy by (seed, step, stage,
 microbatch, replica). So a run repeats bit by bit, and recomputation draws the same numbers as the
 forward. Different replicas and microbatches drop different elements.
@@ -25,6 +28,13 @@ from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
 from pipeplan.runtime.stage_inputs import cloned, entered
 from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.split_backward import (
+    Root,
+    SavedBoxes,
+    WeightHalf,
+    run_input_half,
+    take_gradients,
+)
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
@@ -65,12 +75,17 @@ class StageRunner:
         recompute: bool,
         amp_dtype: torch.dtype | None,
         loss: LossTerms | None,
+        splits: bool = False,
     ) -> None:
+        """`splits` says whether backwards come in two halves, some or all of them."""
         self._module, self._device, self._seeds = module, device, seeds
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
         self._where = f"layers {module.layers_text}"
         self._kept: dict[int, _Kept] = {}
+        self._halves: dict[int, WeightHalf] = {}
+        """What the weights' gradients of a microbatch need."""
+        self._boxes = SavedBoxes() if splits else None
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
         self._extra: list[torch.Tensor] = []
@@ -113,7 +128,7 @@ class StageRunner:
     def on(self, device: torch.device) -> "StageRunner":
         """The same runner for another device, to which its module was moved."""
         other = copy.copy(self)
-        other._device, other._kept = device, {}
+        other._device, other._kept, other._halves = device, {}, {}
         return other
 
     def sharing_casts(self) -> contextlib.AbstractContextManager[Any]:
@@ -146,7 +161,7 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
         state = self._save_state() if self._recompute else None
-        with self._grad_mode():
+        with self._grad_mode(), self._saving():
             output = self._run(carried, call, seed)
         if state is not None:
             self._learn_changes(state)
@@ -176,7 +191,7 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
         state = self._save_state() if self._recompute else None
-        with self._grad_mode():
+        with self._grad_mode(), self._saving():
             loss, stats = self._run_loss(carried, call, seed)
         if state is not None:
             self._learn_changes(state)
@@ -207,6 +222,29 @@ class StageRunner:
 
         None is the gradient of a tensor that has no influence on the loss.
         """
+        kept, roots = self._take_roots(microbatch, grad_outputs)
+        return _run_whole(kept, roots)
+
+    def backward_input(
+        self, microbatch: int, grad_outputs: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The same without the gradients of weights; `backward_weight` computes those."""
+        kept, roots = self._take_roots(microbatch, grad_outputs)
+        if self._boxes is None or self._boxes.meets_checkpoints:
+            self._halves[microbatch] = WeightHalf()
+            return _run_whole(kept, roots)
+        gradients, half = run_input_half(roots, kept.carried, self._boxes)
+        self._halves[microbatch] = half
+        return gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Add the gradients of weights, after `backward_input`."""
+        self._halves.pop(microbatch).run()
+
+    def _take_roots(
+        self, microbatch: int, grad_outputs: list[torch.Tensor | None]
+    ) -> tuple[_Kept, list[Root]]:
+        """Where the backward of a microbatch begins; with recomputation, runs its forward again."""
         kept = self._kept.pop(microbatch)
         roots, extra = kept.roots, kept.extra_roots
         if kept.state is not None:
@@ -221,13 +259,7 @@ class StageRunner:
         pairs = zip(roots, kept.grad_outputs or grad_outputs, strict=True)
         found = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
         found += [(root, torch.tensor(kept.extra_scale, device=self._device)) for root in extra]
-        if found:
-            torch.autograd.backward([root for root, _ in found], [grad for _, grad in found])
-        gradients = []
-        for tensor in kept.carried:
-            gradients.append(tensor.grad)
-            tensor.grad = None
-        return gradients
+        return kept, found
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, a first forward runs with or without gradients, as it should."""
@@ -235,6 +267,12 @@ class StageRunner:
         if torch.is_grad_enabled() is is_enabled:
             return NOTHING
         return torch.set_grad_enabled(is_enabled)
+
+    def _saving(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, autograd saves tensors so that half a backward can free them."""
+        if self._boxes is None or not torch.is_grad_enabled():
+            return NOTHING
+        return self._boxes.packing()
 
     def _save_state(self) -> ModuleState | None:
         """What the modules remember that a forward changes; None if no forward will run again."""
@@ -264,9 +302,10 @@ class StageRunner:
         return extra
 
     def _forward_again(self, kept: _Kept) -> list[GradientEdge | None]:
-        if kept.grad_outputs is not None:
-            return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
-        output = self._run(kept.carried, kept.call, kept.seed)
+        with self._saving():
+            if kept.grad_outputs is not None:
+                return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
+            output = self._run(kept.carried, kept.call, kept.seed)
         return _roots(take_tensors(output, self._where)[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
@@ -344,6 +383,12 @@ class StageRunner:
         if self._amp_dtype is None:
             return NOTHING
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
+
+
+def _run_whole(kept: _Kept, roots: list[Root]) -> list[torch.Tensor | None]:
+    if roots:
+        torch.autograd.backward([root for root, _ in roots], [grad for _, grad in roots])
+    return take_gradients(kept.carried)
 
 
 def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:

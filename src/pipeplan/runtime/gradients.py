@@ -11,6 +11,9 @@ agree::
 A parameter that several stages hold (tied weights) is summed over all ranks that hold it, in
 separate buckets. One all-reduce is enough for that: replicas need not be summed first.
 
+A rank with several stages starts the buckets of each stage as its gradients are done, in the order
+in which the plan ends them. A bucket that several of its stages add to waits for the last of them.
+
 A re-entrant activation checkpoint runs backwards inside of a backward. Then the gradient of a
 weight that is used twice arrives in several parts, and a full bucket need not be complete. Once
 that is seen, all-reduces start after the last backward only. The first backward of all shows it.
@@ -25,6 +28,7 @@ Reference:
     Differs: counts and sample are part of the bucket, instead of a separate all-reduce.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +56,10 @@ class Reduction:
 
     parameters: Sequence[nn.Parameter]
     group: Any
+    stages: frozenset[int] = frozenset({0})
+    """The stages of this rank that add to these gradients."""
+    bucket_bytes: float | None = None
+    """The bytes in one all-reduce, if they are other than usual."""
 
 
 @dataclass(slots=True)
@@ -62,6 +70,11 @@ class _Bucket:
     group: Any
     flat: torch.Tensor
     views: list[torch.Tensor]
+    stages: frozenset[int]
+    num_backwards: int = 0
+    """Backwards of its stages that have begun in this step."""
+    is_final: bool = False
+    """Whether the backward that runs is the last one that adds to it."""
     num_missing: int = 0
     """Gradients that the last backward has still to compute."""
     used: set[int] = field(default_factory=set)
@@ -86,8 +99,14 @@ class GradientReducer:
         self._buckets = [
             bucket for reduction in reductions for bucket in _buckets(reduction, bucket_bytes)
         ]
-        self._is_last = self._comes_in_parts = self._has_seen_backward = False
-        self._num_started = self._num_backwards = self._num_sums = 0
+        self._is_last = self._comes_in_parts = False
+        self._num_started = self._num_sums = 0
+        self._num_backwards: Counter[int] = Counter()
+        """By stage, in this step."""
+        self._has_seen_backward: set[int] = set()
+        """Stages whose first backward of all is over."""
+        self._ended: set[int] = set()
+        """Stages whose gradients are done in this step."""
         self.starts_inside = True
         """Whether full buckets start inside the last backward, or all of them behind it."""
         self.started_inside = 0
@@ -103,8 +122,10 @@ class GradientReducer:
     def begin(self, *, keeps: bool = False) -> None:
         """Drop the gradients of the last step; or keep them, to add those of the next batch."""
         self._is_last = False
-        self._num_backwards = 0
+        self._num_backwards.clear()
+        self._ended.clear()
         for bucket in self._buckets:
+            bucket.num_backwards, bucket.is_final = 0, False
             bucket.num_missing = len(bucket.parameters)
             bucket.num_arrivals = [0] * len(bucket.parameters)
         if keeps:
@@ -115,20 +136,42 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.used.clear()
 
-    def begin_backward(self, *, is_last: bool) -> None:
-        """Say that a backward begins; in the last one of a step, full buckets may start."""
-        self._num_backwards += 1
-        self._has_seen_backward = self._has_seen_backward or self._num_backwards > 1
-        if is_last and self._has_seen_backward:
-            self.expect_last()
+    def begin_backward(self, *, is_last: bool, stage: int = 0, is_rest: bool = False) -> None:
+        """Say that a backward begins; in the last one of a stage, its full buckets may start.
 
-    def expect_last(self) -> None:
-        """Say that the next backward is the last of this step: full buckets may start."""
+        `is_rest` says that it is the second half of one that has begun before.
+        """
+        self._is_last = False
+        if not is_rest:
+            self._num_backwards[stage] += 1
+            for bucket in self._buckets:
+                if stage in bucket.stages:
+                    bucket.num_backwards += 1
+        if self._num_backwards[stage] > 1:
+            self._has_seen_backward.add(stage)
+        if is_last and stage in self._has_seen_backward:
+            self.expect_last(stage)
+
+    def expect_last(self, stage: int = 0) -> None:
+        """Say that the next backward is the last of its stage in this step: buckets may start."""
         self._is_last = self.starts_inside and not self._comes_in_parts
+        for bucket in self._buckets:
+            bucket.is_final = stage in bucket.stages and bucket.stages <= {*self._ended, stage}
+
+    def end_stage(self, stage: int) -> None:
+        """Say that the gradients of a stage are done: start its all-reduces."""
+        self._is_last = False
+        self._ended.add(stage)
+        self._has_seen_backward.add(stage)
+        while (
+            self._num_started < len(self._buckets)
+            and self._buckets[self._num_started].stages <= self._ended
+        ):
+            self._start_one()
 
     def start_rest(self) -> None:
-        """Start the all-reduces that the last backward has not started."""
-        self._has_seen_backward = True
+        """Start the all-reduces that have not started yet."""
+        self._has_seen_backward.update(*(bucket.stages for bucket in self._buckets))
         while self._num_started < len(self._buckets):
             self._start_one()
 
@@ -194,7 +237,7 @@ class GradientReducer:
                 else:
                     view.zero_().add_(gradient)
                 parameter.grad = view
-            if self._is_last:
+            if self._is_last and bucket.is_final:
                 bucket.num_missing -= 1
                 while (
                     self._num_started < len(self._buckets)
@@ -208,7 +251,7 @@ class GradientReducer:
     def _count(self, bucket: _Bucket, index: int) -> None:
         """Notice gradients that arrive in parts."""
         bucket.num_arrivals[index] += 1
-        if self._num_backwards and bucket.num_arrivals[index] > self._num_backwards:
+        if bucket.num_backwards and bucket.num_arrivals[index] > bucket.num_backwards:
             self._comes_in_parts, self._is_last = True, False
             if bucket.work is not None:
                 raise RuntimeMismatchError(
@@ -240,6 +283,8 @@ class GradientReducer:
 def _buckets(reduction: Reduction, bucket_bytes: float) -> list[_Bucket]:
     buckets: list[list[nn.Parameter]] = []
     size_bytes = 0.0
+    if reduction.bucket_bytes is not None:
+        bucket_bytes = reduction.bucket_bytes
     for parameter in reversed(list(reduction.parameters)):
         num_bytes = parameter.numel() * parameter.element_size()
         fits = buckets and size_bytes + num_bytes <= bucket_bytes
@@ -248,14 +293,14 @@ def _buckets(reduction: Reduction, bucket_bytes: float) -> list[_Bucket]:
             size_bytes = 0.0
         buckets[-1].append(parameter)
         size_bytes += num_bytes
-    return [_bucket(parameters, reduction.group) for parameters in buckets]
+    return [_bucket(parameters, reduction) for parameters in buckets]
 
 
 def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
     return parameter.dtype, parameter.device
 
 
-def _bucket(parameters: list[nn.Parameter], group: Any) -> _Bucket:
+def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> _Bucket:
     total = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(
         total + 1 + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
@@ -264,4 +309,10 @@ def _bucket(parameters: list[nn.Parameter], group: Any) -> _Bucket:
     for parameter in parameters:
         views.append(flat[start : start + parameter.numel()].view_as(parameter))
         start += parameter.numel()
-    return _Bucket(parameters=parameters, group=group, flat=flat, views=views)
+    return _Bucket(
+        parameters=parameters,
+        group=reduction.group,
+        flat=flat,
+        views=views,
+        stages=reduction.stages,
+    )

@@ -140,7 +140,7 @@ def make_separate_optimizer(
     groups: ParameterGroups | None,
     expected: Options | None,
     *,
-    num_stages: int,
+    num_groups: int,
 ) -> torch.optim.Optimizer:
     """The same, if stages can have such an optimizer each for itself.
 
@@ -150,7 +150,7 @@ def make_separate_optimizer(
         RuntimeMismatchError: it needs a closure, or treats a parameter by what other parameters
             there are. A stage has only its own.
     """
-    mixes = num_stages > 1 and _mixes_parameters(optimizer_fn, groups)
+    mixes = num_groups > 1 and _mixes_parameters(optimizer_fn, groups)
     # Made last: a function that keeps its optimizer in a variable keeps this one.
     optimizer = make_optimizer(optimizer_fn, parameters, groups)
     kind = type(optimizer).__name__

@@ -13,7 +13,6 @@ from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.gradients import Reduction
-from pipeplan.splitting.stand_ins import StandIn
 
 __all__ = [
     "LOSS_NAME",
@@ -23,7 +22,7 @@ __all__ = [
     "find_reductions",
     "first_names",
     "gather_state",
-    "make_tie_groups",
+    "make_groups",
     "materialise",
     "require_initialised",
     "require_own_parameters",
@@ -118,41 +117,64 @@ def require_initialised(model: nn.Module) -> None:
             )
 
 
-def make_tie_groups(
+def make_groups(
     held_by: Mapping[str, set[int]], stage_ranks: Sequence[Sequence[int]]
 ) -> dict[frozenset[int], Any]:
-    """A group of ranks for each set of stages that share a parameter; all ranks have to call it."""
-    sets = sorted({tuple(sorted(stages)) for stages in held_by.values() if len(stages) > 1})
-    return {
-        frozenset(stages): dist.new_group(
-            sorted(rank for stage in stages for rank in stage_ranks[stage])
-        )
-        for stages in sets
-    }
+    """A group of ranks for each set of stages that hold a parameter; all ranks have to call it.
+
+    It is None for stages on a single rank. Each stage has one, too. Stages on the same ranks share
+    theirs.
+    """
+    sets: list[tuple[int, ...]] = [(stage,) for stage in range(len(stage_ranks))]
+    sets += sorted({tuple(sorted(stages)) for stages in held_by.values() if len(stages) > 1})
+    made: dict[tuple[int, ...], Any] = {}
+    found = {}
+    for stages in sets:
+        ranks = tuple(sorted({rank for stage in stages for rank in stage_ranks[stage]}))
+        if ranks not in made:
+            made[ranks] = dist.new_group(ranks) if len(ranks) > 1 else None
+        found[frozenset(stages)] = made[ranks]
+    return found
 
 
 def find_reductions(
     named: Mapping[str, nn.Parameter],
     held_by: Mapping[str, set[int]],
     first_name_of: Mapping[str, str],
-    stage_group: Any,
-    tie_groups: Mapping[frozenset[int], Any],
+    groups: Mapping[frozenset[int], Any],
+    ends: Mapping[int, int],
+    num_buckets: Sequence[int],
 ) -> list[Reduction]:
     """The groups of ranks over which the gradients of one rank's parameters are summed.
 
-    `stage_group` holds the stage's replicas; it is None if there is only one.
+    They are in the order in which their gradients are done. `ends` has for each stage of this rank
+    the position of the block with which they are. `num_buckets` has for each stage of the plan in
+    how many parts its gradients are summed.
     """
-    reductions = []
-    own = [parameter for name, parameter in named.items() if len(held_by[name]) == 1]
-    if stage_group is not None and own:
-        reductions.append(Reduction(parameters=own, group=stage_group))
-    tied = [(frozenset(held_by[n]), n, p) for n, p in named.items() if len(held_by[n]) > 1]
-    for stages in sorted({stages for stages, _, _ in tied}, key=sorted):
-        # Stages may know a shared tensor by different names. Its first name orders all alike.
-        shared = {first_name_of[n]: p for s, n, p in tied if s == stages}
-        ordered = [shared[first_name] for first_name in sorted(shared)]
-        reductions.append(Reduction(parameters=ordered, group=tie_groups[stages]))
-    return reductions
+    members: dict[frozenset[int], dict[str, nn.Parameter]] = {}
+    for name, parameter in named.items():
+        members.setdefault(frozenset(held_by[name]), {})[name] = parameter
+    found: list[tuple[tuple[int, bool, list[int]], Reduction]] = []
+    for stages, named_here in members.items():
+        if groups[stages] is None:
+            continue
+        own = frozenset(stages & ends.keys())
+        parameters = list(named_here.values())
+        if len(stages) > 1:
+            # Stages may know a shared tensor by different names. Its first name orders all alike.
+            shared = {first_name_of[name]: parameter for name, parameter in named_here.items()}
+            parameters = [shared[first_name] for first_name in sorted(shared)]
+        most = max(num_buckets[stage] for stage in stages)
+        total_bytes = sum(parameter.nbytes for parameter in parameters)
+        reduction = Reduction(
+            parameters=parameters,
+            group=groups[stages],
+            stages=own,
+            bucket_bytes=total_bytes / most if most > 1 else None,
+        )
+        end = max(ends[stage] for stage in own)
+        found.append(((end, len(stages) > 1, sorted(stages)), reduction))
+    return [reduction for _, reduction in sorted(found, key=lambda each: each[0])]
 
 
 def materialise(
@@ -161,8 +183,6 @@ def materialise(
     """Put a stage's modules on their device; `init_fn` fills what was on the meta device."""
     made: dict[int, Any] = {}  # so that a tensor with two names stays one tensor
     for module in model.modules():
-        if isinstance(module, StandIn):
-            module.device = device
         held = [
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),

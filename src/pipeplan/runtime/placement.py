@@ -21,7 +21,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 
-__all__ = ["Place", "Placement", "find_placement", "place_ranks"]
+__all__ = ["Place", "Placement", "find_placement", "name_stages", "place_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +43,39 @@ class Placement:
     local_index: tuple[int, ...]
     """For each rank, its index among the ranks of its host."""
 
+    def places(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """The stages of a rank, rising, each with the rank's replica there; they are one group."""
+        return tuple(
+            (stage, ranks.index(rank)) for stage, ranks in enumerate(self.ranks) if rank in ranks
+        )
+
     def find(self, rank: int) -> tuple[int, int] | None:
-        """The stage and the replica of a rank; None if the plan does not use it."""
-        for stage, ranks in enumerate(self.ranks):
-            if rank in ranks:
-                return stage, ranks.index(rank)
-        return None
+        """The first stage and the replica of a rank; None if the plan does not use it."""
+        return next(iter(self.places(rank)), None)
 
     def rank_names(self, num_ranks: int) -> list[str]:
         """What messages call each rank."""
         names = []
         for rank in range(num_ranks):
-            place = self.find(rank)
+            stages = [stage for stage, _ in self.places(rank)]
             on_device = printable(self.device_of.get(rank, ""))
-            names.append(f"stage {place[0]} on {on_device}" if place else "unused by the plan")
+            names.append(
+                f"{name_stages(stages)} on {on_device}" if stages else "unused by the plan"
+            )
         return names
 
 
+def name_stages(stages: Sequence[int]) -> str:
+    """What messages call the stages of a rank."""
+    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+
+
 def require_runnable(plan: Plan) -> None:
-    """Refuse a plan of the second version, which the runtime cannot run."""
-    if plan.uses_families:
+    """Refuse a plan that the runtime cannot run."""
+    if plan.shard_optimizer:
         raise RuntimeMismatchError(
-            "plan: has several stages a device, backwards cut in two, gradient buckets or a"
-            " sharded optimizer, which the runtime cannot run yet; plan with one stage a device"
-            " and whole backwards"
+            "shard_optimizer: the runtime keeps the whole optimizer on each replica; plan without"
+            " --shard-optimizer"
         )
 
 
@@ -92,7 +101,7 @@ def place_ranks(plan: Plan, places: Sequence[Place], real_hosts: Mapping[str, st
         sum(other.host == place.host for other in places[:rank])
         for rank, place in enumerate(places)
     )
-    used = sorted(device for stage in plan.stages for device in stage.devices)
+    used = sorted({device for stage in plan.stages for device in stage.devices})
     names = [device.name for device in plan.cluster.devices]
     if len(places) < len(used):
         raise RuntimeMismatchError(

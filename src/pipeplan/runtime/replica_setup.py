@@ -1,4 +1,4 @@
-"""Sets up one rank's replica: its layers, parameters and channels."""
+"""Sets up one rank's replica: the layers, parameters and channels of its stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,18 +26,20 @@ from pipeplan.runtime.parameters import (
     add_loss_holders,
     find_loss_module,
     find_reductions,
-    make_tie_groups,
+    make_groups,
     materialise,
     require_initialised,
     share_initial_values,
 )
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.random_state import BlockSeeds
+from pipeplan.runtime.stage_orders import last_weight_block, splits_backward
+from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import lay_out
-from pipeplan.splitting.stage_modules import StageModule, cut
+from pipeplan.splitting.stage_modules import StageModule, cut_all
 
-__all__ = ["Replica", "ReplicaSettings", "set_up_replica"]
+__all__ = ["Part", "Replica", "ReplicaSettings", "set_up_replica"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,27 @@ class ReplicaSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """What a rank needs to run its stage."""
+class Part:
+    """What a rank needs to run one of its stages."""
 
+    stage: int
+    replica: int
+    """Which of the stage's replicas this rank is."""
     module: StageModule
     runner: StageRunner
     exchange: Exchange
+    named: dict[str, nn.Parameter]
+    """The parameters of the stage that are trained, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """What a rank needs to run its stages."""
+
+    parts: tuple[Part, ...]
+    """Its stages, rising; mostly it has one."""
+    held: HeldModel
+    """The modules of all its stages."""
     reducer: GradientReducer
     named: dict[str, nn.Parameter]
     """The parameters that are trained, by name."""
@@ -71,9 +88,14 @@ class Replica:
     norm_parameters: list[nn.Parameter]
     """Parameters that this rank adds to the norm of gradients; over all ranks, each counts once."""
     group: Any
-    """The replicas of the stage; None if there is only one."""
+    """The replicas of the stages; None if there is only one."""
     ranks: tuple[int, ...]
-    """The same, as ranks."""
+    """The same, as ranks. The first one's values count."""
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether a stage of it reads the model's inputs."""
+        return any(part.module.needs_inputs for part in self.parts)
 
 
 def set_up_replica(
@@ -90,11 +112,8 @@ def set_up_replica(
     """
     require_whole(model)
     require_dense_gradients(model)
-    if plan.microbatches > 1 or plan.num_stages < sum(s.num_replicas for s in plan.stages):
+    if plan.microbatches > 1 or any(stage.num_replicas > 1 for stage in plan.stages):
         require_linear_hooks(model)
-    groups = [
-        dist.new_group(sorted(ranks)) if len(ranks) > 1 else None for ranks in placement.ranks
-    ]
     layout = lay_out(
         model, _layer_names(plan, settings.layers), [stage.layers.start for stage in plan.stages]
     )
@@ -104,38 +123,48 @@ def set_up_replica(
     held_by = holders(model, layout, stages)
     loss_module = find_loss_module(model, settings.loss.loss_fn)
     add_loss_holders(held_by, model, loss_module, plan.num_stages - 1)
-    tie_groups = make_tie_groups(held_by, placement.ranks)
-    place = placement.find(dist.get_rank())
-    if place is None:
+    groups = make_groups(held_by, placement.ranks)
+    places = placement.places(dist.get_rank())
+    if not places:
         return None
-    stage, replica = place
-    module = cut(
+    first, replica = places[0]
+    modules = cut_all(
         model,
         layout,
-        plan.stages[stage].layers,
+        [plan.stages[stage].layers for stage, _ in places],
         keep_whole=settings.verifies and not replica,
     )
-    if loss_module is not None and module.is_last:
-        module.attach(LOSS_NAME, loss_module)
-    materialise(module.model, transport.device, settings.init_fn)
-    named = {name: p for name, p in module.model.named_parameters() if p.requires_grad}
-    reductions = find_reductions(named, held_by, first_name_of, groups[stage], tie_groups)
-    share_initial_values(module.model, groups[stage], placement.ranks[stage], reductions)
-    parameters = list(named.values())
+    if loss_module is not None and modules[-1].is_last:
+        modules[-1].attach(LOSS_NAME, loss_module)
+    held = modules[0].held
+    materialise(model, transport.device, settings.init_fn)
+    held.place_stand_ins(transport.device)
+    named = _trained(model)
+    ends = {stage: last_weight_block(plan, stage) for stage, _ in places}
+    num_buckets = [stage.gradient_buckets for stage in plan.stages]
+    reductions = find_reductions(named, held_by, first_name_of, groups, ends, num_buckets)
+    group, ranks = groups[frozenset({first})], placement.ranks[first]
+    share_initial_values(model, group, ranks, reductions)
     # In the norm, the first replica of the first stage that holds a parameter counts it.
-    counted = [p for name, p in named.items() if not replica and min(held_by[name]) == stage]
+    counted = [p for name, p in named.items() if not replica and min(held_by[name]) in ends]
     return Replica(
-        module=module,
-        runner=_make_runner(plan, module, transport.device, place, settings),
-        exchange=_make_exchange(plan, module, place, transport, settings),
-        reducer=GradientReducer(parameters, reductions, settings.bucket_bytes),
+        parts=tuple(
+            _make_part(plan, module, place, transport, settings)
+            for module, place in zip(modules, places, strict=True)
+        ),
+        held=held,
+        reducer=GradientReducer(list(named.values()), reductions, settings.bucket_bytes),
         named=named,
         held_by=held_by,
-        parameters=parameters,
+        parameters=list(named.values()),
         norm_parameters=counted,
-        group=groups[stage],
-        ranks=placement.ranks[stage],
+        group=group,
+        ranks=ranks,
     )
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _layer_names(plan: Plan, layers: Sequence[str] | None) -> Sequence[str]:
@@ -150,30 +179,31 @@ def _layer_names(plan: Plan, layers: Sequence[str] | None) -> Sequence[str]:
     return layers
 
 
-def _make_runner(
-    plan: Plan,
-    module: StageModule,
-    device: torch.device,
-    place: tuple[int, int],
-    settings: ReplicaSettings,
-) -> StageRunner:
-    stage, replica = place
-    return StageRunner(
-        module,
-        device,
-        seeds=BlockSeeds(seed=settings.seed, stage=stage, replica=replica),
-        recompute=plan.stages[stage].recompute,
-        amp_dtype=settings.amp_dtype,
-        loss=settings.loss if stage == plan.num_stages - 1 else None,
-    )
-
-
-def _make_exchange(
+def _make_part(
     plan: Plan,
     module: StageModule,
     place: tuple[int, int],
     transport: Transport,
     settings: ReplicaSettings,
-) -> Exchange:
+) -> Part:
+    stage, replica = place
+    runner = StageRunner(
+        module,
+        transport.device,
+        seeds=BlockSeeds(seed=settings.seed, stage=stage, replica=replica),
+        recompute=plan.stages[stage].recompute,
+        amp_dtype=settings.amp_dtype,
+        loss=settings.loss if stage == plan.num_stages - 1 else None,
+        splits=splits_backward(plan, stage),
+    )
     parameter_bytes = sum(parameter.nbytes for parameter in module.model.parameters())
-    return Exchange(plan, place, transport, settings.receive_ahead, parameter_bytes)
+    with module.alone():
+        named = _trained(module.model)
+    return Part(
+        stage=stage,
+        replica=replica,
+        module=module,
+        runner=runner,
+        exchange=Exchange(plan, place, transport, settings.receive_ahead, parameter_bytes),
+        named=named,
+    )

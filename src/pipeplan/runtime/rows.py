@@ -9,7 +9,8 @@ rows::
     stage 0   a: 0 1 2 3      b: 4 5 6 7
     stage 1   c: 0 1 4 5      d: 2 3 6 7        (a -> c 0 1, a -> d 2 3, b -> c 4 5, b -> d 6 7)
 
-Both sides of every transfer are slices of one tensor. So nothing is gathered or copied.
+Both sides of every transfer are slices of one tensor. So nothing is gathered or copied. Between
+neighbouring stages of one group nothing is transferred: each device keeps its rows.
 
 The lengths of the runs are a controlled rounding of the matrix x(u) * x(v) * rows. Every entry and
 every column sum is rounded up or down, and every row keeps its sum. The rounding is found as a flow
@@ -99,7 +100,14 @@ def _try_division(
     rows, runs = [tuple(held)], []
     for stage, behind in itertools.pairwise(stages):
         shares = [count / num_rows for count in counts] if by_counts else stage.device_shares
-        matrix = _round_products(shares, behind.device_shares, counts, rng)
+        matrix: list[list[int]] | None
+        if set(stage.devices) == set(behind.devices):  # each device keeps its rows
+            matrix = [
+                [count * (u == v) for v in behind.devices]
+                for u, count in zip(stage.devices, counts, strict=True)
+            ]
+        else:
+            matrix = _round_products(shares, behind.device_shares, counts, rng)
         if matrix is None:
             return None
         received: list[tuple[int, ...]] = [()] * behind.num_replicas

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.pipeline import Kind, Plan
+from pipeplan.pipeline import KINDS, Plan
 from pipeplan.runtime.replica_setup import ReplicaSettings
 
 __all__ = ["hash_options", "require_same_settings"]
@@ -69,7 +69,9 @@ def _text_of(function: Any) -> str:
 def _hash_plan(plan: Plan) -> str:
     """A text that is equal for plans that run alike."""
     order = tuple(
-        (block.kind is Kind.FORWARD, block.microbatch) for row in plan.schedule for block in row
+        (block.stage, KINDS.index(block.kind), block.microbatch)  # numbers, whose hash is the same
+        for row in plan.schedule
+        for block in row
     )
     parts = [
         repr([astuple(stage) for stage in plan.stages]),

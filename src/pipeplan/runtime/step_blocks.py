@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,12 +12,24 @@ from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.neighbours import Arrival, StepExchange
 from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.tracing import BlockTimes, Times
 
-__all__ = ["StepBlocks"]
+__all__ = ["StepBlocks", "StepPart"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """One of the rank's stages in one step."""
+
+    part: Part
+    exchange: StepExchange
+    rows: tuple[Sequence[int], ...]
+    """The rows of the batch that this rank computes there, by microbatch; a range if possible."""
+    loss: LossTerms | None
+    """None except on the last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +41,12 @@ class StepBlocks:
     reduces: bool
     """Whether gradients are summed over replicas at the end, or kept for the next batch."""
     replica: Replica
-    exchange: StepExchange
+    parts: dict[int, StepPart]
+    """By stage."""
     device: torch.device
-    rows: tuple[Sequence[int], ...]
-    """The rows of the batch that this rank computes, by microbatch; a range if possible."""
     call: tuple[tuple[Any, ...], dict[str, Any]]
     """The arguments of the model."""
     targets: Any
-    loss: LossTerms | None
-    """None except on the last stage."""
     num_rows: int
     """The rows of the batch, on all ranks."""
     total_weight: float
@@ -53,21 +61,29 @@ class StepBlocks:
 
     def run(self, order: Sequence[Block]) -> None:
         """Run these blocks; blocks without rows on this rank are left out."""
-        order = [block for block in order if self.rows[block.microbatch]]
-        exchange, enter, clock = self.exchange, self.watchdog.enter, time.perf_counter
-        exchange.expect(order)
+        parts, enter, clock = self.parts, self.watchdog.enter, time.perf_counter
+        order = [block for block in order if parts[block.stage].rows[block.microbatch]]
+        for stage, part in parts.items():
+            part.exchange.expect([block for block in order if block.stage == stage])
+        last_of = {block.stage: position for position, block in enumerate(order)}
         has_marks, wait_s = self.timing.is_needed, clock()
-        for block, following in zip_longest(order, order[1:]):
+        for position, (block, following) in enumerate(
+            zip(order, self._next_of(order), strict=True)
+        ):
+            part = parts[block.stage]
             enter(State.WAITING, block)
-            arrival = exchange.take(block)
+            arrival = part.exchange.take(block)
             if following is not None:
-                exchange.post(following)
+                parts[following.stage].exchange.post(following)
+            if following is None or following.stage != block.stage:
+                part.exchange.post_ahead()
             run_s, begun = clock(), self.timing.mark() if has_marks else None
             enter(State.COMPUTING, block)
+            is_last = last_of[block.stage] == position
             if block.kind is Kind.FORWARD:
-                self._run_forward(block.microbatch, arrival)
+                self._run_forward(part, block.microbatch, arrival)
             else:
-                self._run_backward(block.microbatch, arrival, is_last=following is None)
+                self._run_backward(part, block, arrival, is_last=is_last)
             del arrival  # free this before the next block
             end_s = clock()
             if begun is None:
@@ -79,29 +95,40 @@ class StepBlocks:
             # Before waiting for sends: the stage before may take a while to receive them.
             self.replica.reducer.start_rest()
         enter(State.WAITING, "for sends to be taken")
-        exchange.finish()
+        for part in parts.values():
+            part.exchange.finish()
         self.timing.follow(enter)
         self.times.extend(self.timing.times())
 
-    def _run_forward(self, microbatch: int, arrival: Arrival) -> None:
-        runner, rows, inputs = self.replica.runner, self.rows[microbatch], self.call
-        if self.replica.module.needs_inputs:
+    def _next_of(self, order: Sequence[Block]) -> list[Block | None]:
+        """For each block the next one whose input is a message."""
+        found: list[Block | None] = []
+        following = None
+        for block in reversed(order):
+            found.append(following)
+            if self.parts[block.stage].exchange.receives(block):
+                following = block
+        return found[::-1]
+
+    def _run_forward(self, part: StepPart, microbatch: int, arrival: Arrival) -> None:
+        runner, rows, inputs = part.part.runner, part.rows[microbatch], self.call
+        if part.part.module.needs_inputs:
             inputs = select_rows(self.call, rows, self.device)
         call = (self.step, microbatch, arrival.tensors, arrival.template, inputs)
         row_share = len(rows) / self.num_rows
-        if self.loss is None:
+        if part.loss is None:
             tensors, template = runner.forward(
                 *call, row_share=row_share, gradient_scale=self.gradient_scale
             )
             self._add_extra(runner.extra_loss)
             have_gradient = runner.have_gradient(tensors)
-            self.exchange.send_output(microbatch, tensors, have_gradient, template)
+            part.exchange.send_output(microbatch, tensors, have_gradient, template)
             return
         targets, weight = None, float(len(rows))
         if self.targets is not None:
-            if self.loss.weight_fn is not None:
+            if part.loss.weight_fn is not None:
                 # Weigh targets where they are: on a GPU, the number would wait for blocks before.
-                weight = self.loss.weight(select_rows(self.targets, rows, None), len(rows))
+                weight = part.loss.weight(select_rows(self.targets, rows, None), len(rows))
             targets = select_rows(self.targets, rows, self.device)
         share = weight / self.total_weight if self.total_weight else 0.0
         self.stats.add_(
@@ -113,7 +140,18 @@ class StepBlocks:
         if loss is not None:
             self.stats[0] += loss
 
-    def _run_backward(self, microbatch: int, arrival: Arrival, *, is_last: bool) -> None:
-        self.replica.reducer.begin_backward(is_last=is_last and self.reduces)
-        gradients = self.replica.runner.backward(microbatch, arrival.gradients)
-        self.exchange.send_gradients(microbatch, gradients)
+    def _run_backward(
+        self, part: StepPart, block: Block, arrival: Arrival, *, is_last: bool
+    ) -> None:
+        reducer, runner, microbatch = self.replica.reducer, part.part.runner, block.microbatch
+        ends = is_last and self.reduces
+        is_rest = block.kind is Kind.WEIGHT_GRADIENT
+        reducer.begin_backward(is_last=ends, stage=block.stage, is_rest=is_rest)
+        if is_rest:
+            runner.backward_weight(microbatch)
+        else:
+            halves = block.kind is Kind.INPUT_GRADIENT
+            run = runner.backward_input if halves else runner.backward
+            part.exchange.send_gradients(microbatch, run(microbatch, arrival.gradients))
+        if ends and len(self.parts) > 1:
+            reducer.end_stage(block.stage)

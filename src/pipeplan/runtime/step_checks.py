@@ -13,23 +13,22 @@ __all__ = ["SameModel", "require_inputs"]
 
 
 def require_inputs(
-    rank: int, stage: int, replica: Replica | None, batch: Any, targets: Any, loss: LossTerms
+    rank: int, replica: Replica | None, batch: Any, targets: Any, loss: LossTerms
 ) -> None:
     """Refuse None where the batch or the targets are needed."""
-    if replica is None:
-        return
-    module = replica.module
-    if stage == 0 and batch is None:
-        raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
-    if module.needs_inputs and batch is None:
-        raise RuntimeMismatchError(
-            f"batch: rank {rank} was given None, but its layers ({module.layers_text}) read the"
-            " model's inputs; give every rank the batch"
-        )
-    if module.is_last and loss.weight_fn is not None and targets is None:
-        raise RuntimeMismatchError(
-            f"targets: rank {rank} was given None; the last stage weighs them"
-        )
+    for part in replica.parts if replica is not None else ():
+        module = part.module
+        if part.stage == 0 and batch is None:
+            raise RuntimeMismatchError("batch: the first stage was given None; it needs the batch")
+        if module.needs_inputs and batch is None:
+            raise RuntimeMismatchError(
+                f"batch: rank {rank} was given None, but its layers ({module.layers_text}) read the"
+                " model's inputs; give every rank the batch"
+            )
+        if module.is_last and loss.weight_fn is not None and targets is None:
+            raise RuntimeMismatchError(
+                f"targets: rank {rank} was given None; the last stage weighs them"
+            )
 
 
 class SameModel:
@@ -37,9 +36,8 @@ class SameModel:
 
     def __init__(self, replica: Replica | None, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._num_updated = optimizer, _count_parameters(optimizer)
-        self._module = replica.module if replica is not None else None
-        named = self._module.model.named_parameters() if self._module is not None else ()
-        self._named = dict(named)
+        self._modules = [part.module for part in replica.parts] if replica is not None else []
+        self._named = dict(self._modules[0].model.named_parameters()) if self._modules else {}
         self._frozen = {name: p for name, p in self._named.items() if not p.requires_grad}
         self._num_hooks = self._count_hooks()
 
@@ -58,9 +56,8 @@ class SameModel:
                 "optimizer: has got other parameters since the pipeline was made, which nobody sums"
                 " over replicas or clears; make them part of the model or of a loss module"
             )
-        if self._module is None:
-            return
-        self._module.require_same_layers()
+        for module in self._modules:
+            module.require_same_layers()
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise RuntimeMismatchError(

@@ -1,6 +1,7 @@
 """One rank's steps: agree on the batch, run the blocks, sum gradients, update, return the loss."""
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.settings_agreement import hash_options
-from pipeplan.runtime.step_blocks import StepBlocks
+from pipeplan.runtime.stage_orders import group_of
+from pipeplan.runtime.step_blocks import StepBlocks, StepPart
 from pipeplan.runtime.step_checks import SameModel, require_inputs
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
@@ -53,10 +55,15 @@ class Steps:
         self._rank, self._replica, self._transport = rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
         self._first_step, self._optimizer, self._code = first_step, optimizer, code
-        self._stage, self._index = placement.find(rank) or (-1, -1)
-        self._is_last = self._stage == plan.num_stages - 1
-        self._order = tuple(plan.schedule[self._stage]) if self._stage >= 0 else ()
-        self.router = RowRouter(plan, placement.ranks, self._stage, self._index)
+        places = placement.places(rank)
+        self._first, self._index = places[0] if places else (-1, -1)
+        self._last = plan.num_stages - 1
+        self._is_last = bool(places) and places[-1][0] == self._last
+        self._order = tuple(plan.schedule[group_of(plan, self._first)]) if places else ()
+        self.routers = {
+            stage: RowRouter(plan, placement.ranks, stage, index) for stage, index in places
+        }
+        """By stage of this rank."""
         self._agreement = BatchAgreement(
             rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
         )
@@ -84,7 +91,9 @@ class Steps:
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
-            with replica.runner.sharing_casts():
+            with ExitStack() as casts:
+                for part in replica.parts:
+                    casts.enter_context(part.runner.sharing_casts())
                 blocks.run(self._order)
         if blocks is not None and update:
             reduce_s = time.perf_counter()
@@ -106,8 +115,10 @@ class Steps:
         self._sum.expect(len(stats))
         if blocks is not None:
             replica = blocks.replica
-            share_statistics(replica.module.model, replica.group, replica.ranks)
-            with replica.runner.evaluating():
+            share_statistics(replica.held.model, replica.group, replica.ranks)
+            with ExitStack() as evaluating:
+                for part in replica.parts:
+                    evaluating.enter_context(part.runner.evaluating())
                 blocks.run([block for block in self._order if block.kind is Kind.FORWARD])
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
@@ -119,13 +130,14 @@ class Steps:
     ) -> tuple[StepBlocks | None, torch.Tensor]:
         """The blocks of this rank, None if it has no stage; and where the loss is summed."""
         self._watchdog.enter(State.WAITING, "for the start of the step")
-        require_inputs(self._rank, self._stage, self._replica, batch, targets, self._loss)
+        require_inputs(self._rank, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
             self._same_model.require()
         options = hash_options(self._optimizer) if self._compares_options else -1
         variables = -1  # a rank without layers knows nothing of their mode
         if self._replica is not None:
-            variables = self._code.changes(batch, targets, self._replica.module.model.training)
+            training = self._replica.parts[0].module.model.training
+            variables = self._code.changes(batch, targets, training)
         agreed = self._agreement.agree(
             batch, targets, mode, number, self._transport, options, variables
         )
@@ -149,9 +161,9 @@ class Steps:
         stats: torch.Tensor,
     ) -> StepBlocks:
         """The blocks of a step, with what they need."""
-        rows, routing = agreed.rows, self.router.route(agreed.rows)
+        rows = agreed.rows
         call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        if replica.module.needs_inputs:
+        if replica.needs_inputs:
             call = as_call(mark_rows(batch, rows, "batch"))
         if self._is_last and targets is not None:
             targets = mark_rows(targets, rows, "targets")
@@ -160,13 +172,11 @@ class Steps:
             step=number,
             reduces=agreed.mode is Mode.TRAINING,
             replica=replica,
-            exchange=replica.exchange.begin(routing, agreed.key),
+            parts=self._make_parts(replica, agreed),
             device=self._transport.device,
-            rows=routing.ranges,
             num_rows=rows,
             call=call,
             targets=targets,
-            loss=self._loss if self._is_last else None,
             total_weight=total_weight,
             gradient_scale=self._updater.gradient_scale(total_weight),
             stats=stats,
@@ -174,6 +184,21 @@ class Steps:
             timing=DeviceTiming(self._transport.streams),
             times=self.times,
         )
+
+    def _make_parts(self, replica: Replica, agreed: Agreed) -> dict[int, StepPart]:
+        """The stages of this rank, with what they exchange in this step."""
+        found: dict[int, StepPart] = {}
+        for part in replica.parts:
+            routing = self.routers[part.stage].route(agreed.rows)
+            found[part.stage] = StepPart(
+                part=part,
+                exchange=part.exchange.begin(routing, agreed.key),
+                rows=routing.ranges,
+                loss=self._loss if part.stage == self._last else None,
+            )
+            if part.exchange.is_local_before:
+                found[part.stage - 1].exchange.join(found[part.stage].exchange)
+        return found
 
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""

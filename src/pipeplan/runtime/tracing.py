@@ -24,6 +24,7 @@ from pipeplan.report.trace_events import (
     name_process,
     name_track,
 )
+from pipeplan.runtime.placement import name_stages
 
 __all__ = [
     "BlockTimes",
@@ -39,7 +40,12 @@ MS_IN_S = 1e3
 TRACKS = ("predicted", "ran", "waited")
 PREDICTED, RAN, WAITED = range(3)
 ALL_REDUCE, WAIT = "all-reduce", "wait"
-CATEGORIES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+CATEGORIES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRADIENT: "input gradient",
+    Kind.WEIGHT_GRADIENT: "weight gradient",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,9 @@ class BlockTimes(NamedTuple):
     run_s: float
     end_s: float
 
-    def events(self) -> tuple[Event, Event]:
+    def events(self, *, tells_stage: bool) -> tuple[Event, Event]:
         """Its waiting and its running."""
-        name = block_name(self.block)
+        name = block_name(self.block, tells_stage=tells_stage)
         return (
             Event(name, WAIT, self.wait_s, self.run_s),
             Event(name, CATEGORIES[self.block.kind], self.run_s, self.end_s),
@@ -74,8 +80,8 @@ class RankTrace:
     """One rank's events; all ranks' clocks showed `zero_s` at one moment."""
 
     rank: int
-    stage: int
-    """-1 for a rank that the plan leaves unused."""
+    stages: tuple[int, ...]
+    """Empty for a rank that the plan leaves unused."""
     replica: int
     zero_s: float
     start_s: float
@@ -89,7 +95,7 @@ class ReduceTimes(NamedTuple):
     start_s: float
     end_s: float
 
-    def events(self) -> tuple[Event]:
+    def events(self, *, tells_stage: bool) -> tuple[Event]:
         """The all-reduce."""
         return (Event(ALL_REDUCE, ALL_REDUCE, self.start_s, self.end_s),)
 
@@ -97,19 +103,19 @@ class ReduceTimes(NamedTuple):
 Times = BlockTimes | ReduceTimes
 
 
-def events_of(times: Iterable[Times]) -> tuple[Event, ...]:
-    """The events of a step."""
-    return tuple(chain.from_iterable(each.events() for each in times))
+def events_of(times: Iterable[Times], *, tells_stage: bool) -> tuple[Event, ...]:
+    """The events of a step; `tells_stage` says whether names of blocks tell their stages."""
+    return tuple(chain.from_iterable(each.events(tells_stage=tells_stage) for each in times))
 
 
-def block_name(block: Block) -> str:
-    """A block as tracks show it, which are of one stage anyway."""
-    return f"{block.kind}{block.microbatch}"
+def block_name(block: Block, *, tells_stage: bool) -> str:
+    """A block as tracks show it, which mostly are of one stage."""
+    return str(block) if tells_stage else f"{block.kind}{block.microbatch}"
 
 
 def write_trace(plan: Plan, traces: Sequence[RankTrace], path: str | Path) -> None:
     """Write the traces of all ranks to one file, beside the plan's own."""
-    used = [trace for trace in traces if trace.stage >= 0]
+    used = [trace for trace in traces if trace.stages]
     start_s = min(trace.start_s - trace.zero_s for trace in used)
     ran = (event for trace in used for event in _ran(plan, trace, start_s))
     write_atomically(path, encode_trace(chain(_predicted(plan), ran)))
@@ -117,25 +123,34 @@ def write_trace(plan: Plan, traces: Sequence[RankTrace], path: str | Path) -> No
 
 def _predicted(plan: Plan) -> Iterator[Slice]:
     timeline = simulate(plan)
-    for stage, blocks, reduce in zip(
-        plan.stages, timeline.blocks, timeline.all_reduces, strict=True
-    ):
+    for group, blocks in zip(plan.groups, timeline.blocks, strict=True):
+        tells_stage = len(group.stages) > 1
         spans = [
-            (block_name(timed.block), CATEGORIES[timed.block.kind], timed.start_ms, timed.end_ms)
+            (
+                block_name(timed.block, tells_stage=tells_stage),
+                CATEGORIES[timed.block.kind],
+                timed.start_ms,
+                timed.end_ms,
+            )
             for timed in blocks
         ]
-        if stage.num_replicas > 1:
-            spans.append((ALL_REDUCE, ALL_REDUCE, reduce.start_ms, reduce.end_ms))
-        for device in stage.devices:
+        spans += [
+            (ALL_REDUCE, ALL_REDUCE, reduce.start_ms, reduce.end_ms)
+            for reduce in timeline.all_reduces
+            if reduce.stage in group.stages and group.num_replicas > 1
+        ]
+        for device in group.devices:
             for name, category, start_ms, end_ms in spans:
                 yield make_slice(name, category, device, PREDICTED, start_ms, end_ms)
 
 
 def _ran(plan: Plan, trace: RankTrace, start_s: float) -> Iterator[Metadata | Slice]:
     """The names of one rank's tracks, and what it did; times begin at `start_s`."""
-    device = plan.stages[trace.stage].devices[trace.replica]
-    name = f"{plan.cluster.devices[device].name} (stage {trace.stage}, rank {trace.rank})"
-    yield from name_process(device, name, trace.stage * 1000 + trace.replica)
+    first = trace.stages[0]
+    device = plan.stages[first].devices[trace.replica]
+    stages = name_stages(trace.stages)
+    name = f"{plan.cluster.devices[device].name} ({stages}, rank {trace.rank})"
+    yield from name_process(device, name, first * 1000 + trace.replica)
     for track, title in enumerate(TRACKS):
         yield from name_track(device, track, title)
     zero_s = trace.zero_s + start_s

@@ -61,7 +61,7 @@ __all__ = ["Pipeline"]
 class Pipeline(SavedTraining):
     """Trains one model by one plan; every rank makes one and calls `step` with the same batch.
 
-    It takes this rank's stage out of `model`. The rest of the model is dropped.
+    It takes this rank's stages out of `model`. The rest of the model is dropped.
 
     Args:
         plan: what runs where and in which order; or the file that says so.
@@ -171,7 +171,10 @@ class Pipeline(SavedTraining):
         self._placement = find_placement(self.plan, device_name, real_hosts)
         self._watchdog.name_ranks(self._placement.rank_names(dist.get_world_size()))
         self.stage, self.replica = self._placement.find(self.rank) or (-1, -1)
-        """-1 for a rank that the plan does not use."""
+        """The first stage of this rank, and which of its replicas this is; -1 for a rank that the
+        plan does not use."""
+        self.stages = tuple(stage for stage, _ in self._placement.places(self.rank))
+        """All stages of this rank."""
 
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
@@ -185,7 +188,7 @@ class Pipeline(SavedTraining):
         self.model: nn.Module | None = None
         """This rank's part of the model; None for a rank that the plan does not use."""
         if self._replica is not None:
-            self.model = self._replica.module.model
+            self.model = self._replica.held.model
 
     def _make_transport(self) -> Transport:
         placement = self._placement
@@ -204,7 +207,7 @@ class Pipeline(SavedTraining):
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         self._optimizer = make_separate_optimizer(
-            optimizer_fn, named, groups, options, num_stages=self.plan.num_stages
+            optimizer_fn, named, groups, options, num_groups=len(self.plan.groups)
         )
         self._updater.take_up(self.optimizer, replica)
         self._steps = Steps(
@@ -272,11 +275,11 @@ class Pipeline(SavedTraining):
         """
         trace = RankTrace(
             rank=self.rank,
-            stage=self.stage,
+            stages=self.stages,
             replica=self.replica,
             zero_s=self._zero_s,
             start_s=self._steps.start_s,
-            events=events_of(self._steps.times),
+            events=events_of(self._steps.times, tells_stage=len(self.stages) > 1),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
         with in_collective(self._watchdog, "write_trace"):
@@ -289,7 +292,8 @@ class Pipeline(SavedTraining):
         self._watchdog.close()
         if self._replica is not None:
             self._replica.reducer.close()
-            self._replica.exchange.close()
+            for part in self._replica.parts:
+                part.exchange.close()
 
     def __enter__(self) -> "Pipeline":
         return self

@@ -16,28 +16,30 @@ again.
 Only what a layer returns crosses a cut. A model that carries more is refused, in whatever step it
 does so: its output would have no values. See `placeholders`.
 
-The parameters of other stages can be kept aside until then, and `whole` puts all back for a while.
+A rank may hold several stages of one model. Then each has stand-ins of its own, which stand in the
+model only while it runs (`held_model`).
 """
 
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import checkpoint
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
+from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import count_changes
 
-__all__ = ["StageModule", "cut"]
+__all__ = ["StageModule", "cut", "cut_all"]
 
 CHAIN_NOTE = (
     "pipeplan: layers named one by one are a chain, each called with what the one before returns"
@@ -59,15 +61,31 @@ def cut(
     Without `drop`, a model without a layer list stays whole. With `keep_whole`, the rest is kept
     aside until `forget_rest`.
     """
-    atoms = layout.atoms_in(layers)
-    stage: StageModule
-    if layout.kind is LayoutKind.LAYER_LIST:
-        stage = _ListStage(model, layout, atoms)
-    else:
-        stage = _ChainStage(model, layout, atoms, drop=drop)
-    if not keep_whole:
-        stage.forget_rest()
+    (stage,) = cut_all(model, layout, [layers], drop=drop, keep_whole=keep_whole)
     return stage
+
+
+def cut_all(
+    model: nn.Module,
+    layout: Layout,
+    stages: Sequence[range],
+    *,
+    drop: bool = True,
+    keep_whole: bool = False,
+) -> "tuple[StageModule, ...]":
+    """The same for all stages of one rank, each of which runs these layers."""
+    held = HeldModel(model)
+    found: list[StageModule] = []
+    for layers in stages:
+        atoms = layout.atoms_in(layers)
+        if layout.kind is LayoutKind.LAYER_LIST:
+            found.append(_ListStage(held, layout, atoms))
+        else:
+            found.append(_ChainStage(held, layout, atoms, drop=drop))
+    held.put_stand_ins([stage.stand_ins for stage in found])
+    if not keep_whole:
+        held.rest.forget()
+    return tuple(found)
 
 
 COLLECTING_OPTIONS = ("output_hidden_states", "output_attentions", "output_router_logits")
@@ -77,19 +95,17 @@ COLLECTING_OPTIONS = ("output_hidden_states", "output_attentions", "output_route
 class StageModule:
     """Consecutive layers of a model, called with what crosses the cut and the model's inputs."""
 
-    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
-        self.model = model
-        """The whole model without other stages' parameters; names stay as they are."""
+    def __init__(self, held: HeldModel, layout: Layout, atoms: range) -> None:
+        self.held = held
+        self.model = held.model
+        """The whole model without other ranks' parameters; names stay as they are."""
         self.is_first = atoms.start == 0
         self.is_last = atoms.stop == len(layout.atoms)
         self.layout, self.atoms = layout, atoms
         self.layers_text = printable(f"{layout.atoms[atoms[0]]}..{layout.atoms[atoms[-1]]}")
         """What messages call these layers."""
-        self.rest = SetAside()
-        """The tensors of other stages, until `forget_rest`."""
-        self._replaced: list[tuple[str, nn.Module, nn.Module]] = []
-        self._attached: dict[str, nn.Module] = {}
-        self._is_whole = False
+        self.stand_ins: dict[str, nn.Module] = {}
+        """By name, what stands in the place of other stages' modules while this stage runs."""
         self.on_enter: Callable[[], None] | None = None
         """Is called when the model's forward takes over what arrived; a chain does so at once."""
 
@@ -100,68 +116,52 @@ class StageModule:
         """The output of these layers; `carried` is the output of the layers before."""
         raise NotImplementedError
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[nn.Module]:
+    @property
+    def rest(self) -> SetAside:
+        """The tensors of other ranks, until `forget_rest`."""
+        return self.held.rest
+
+    def whole(self) -> contextlib.AbstractContextManager[nn.Module]:
         """Inside, `model` is whole again, as it was before the cut."""
-        self.restore()
-        try:
-            yield self.model
-        finally:
-            self.apply()
+        return self.held.whole()
+
+    def alone(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, `model` is what it would be if this stage were the only one of its rank."""
+        return self.held.alone(self.stand_ins)
 
     def restore(self) -> None:
         """Make `model` whole again, as it was before the cut."""
-        for name in self._attached:
-            delattr(self.model, name)
-        for name, original, _ in self._replaced:
-            self.model.set_submodule(name, original)
-        self.rest.put_back()
-        self._is_whole = True
+        self.held.restore()
 
     def apply(self) -> None:
         """Cut the model again after `restore`."""
-        self._is_whole = False
-        self.rest.hide()
-        for name, _, stand_in in self._replaced:
-            self.model.set_submodule(name, stand_in)
-        for name, module in self._attached.items():
-            self.model.add_module(name, module)
+        self.held.apply()
 
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Count a module's parameters as the stage's; the stage does not call it."""
-        self._attached[name] = module
-        self.model.add_module(name, module)
+        self.held.attach(name, module, self.stand_ins)
 
     def forget_rest(self) -> None:
-        """Free the tensors of other stages."""
-        self.rest.forget()
-
-    def _replace(self, name: str, stand_in: nn.Module) -> None:
-        self._replaced.append((name, self.model.get_submodule(name), stand_in))
-        self.model.set_submodule(name, stand_in)
-
-    def _set_rest_aside(self) -> None:
-        """Take the tensors out of all modules that were replaced and that no held module uses."""
-        held = {id(module) for module in self.model.modules()}  # stand-ins hide their originals
-        self.rest.take([original for _, original, _ in self._replaced], held)
+        """Free the tensors of other ranks."""
+        self.held.rest.forget()
 
 
 class _ChainStage(StageModule):
     """Modules called one after another."""
 
-    def __init__(self, model: nn.Module, layout: Layout, atoms: range, *, drop: bool) -> None:
-        super().__init__(model, layout, atoms)
+    def __init__(self, held: HeldModel, layout: Layout, atoms: range, *, drop: bool) -> None:
+        super().__init__(held, layout, atoms)
+        model = held.model
         self._spreads_tuples = layout.kind is LayoutKind.NAMED
         self._calls = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
         self._keywords = [_keywords(module) for module in self._calls]
         self.needs_inputs = self.is_first or (self._spreads_tuples and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
-                self._replace(name, Absent(name, model.get_submodule(name)))
-        self._set_rest_aside()
+                self.stand_ins[name] = Absent(name, model.get_submodule(name))
 
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
@@ -200,8 +200,9 @@ class _ListStage(StageModule):
 
     needs_inputs = True
 
-    def __init__(self, model: nn.Module, layout: Layout, atoms: range) -> None:
-        super().__init__(model, layout, atoms)
+    def __init__(self, held: HeldModel, layout: Layout, atoms: range) -> None:
+        super().__init__(held, layout, atoms)
+        model = held.model
         self._arrived: Any = None
         self._has_entered = True
         self._is_running = False
@@ -218,14 +219,13 @@ class _ListStage(StageModule):
                 action = self._leave if atom == atoms.stop else self._pass
                 if atom == atoms.start - 1:
                     action = self._enter
-                self._replace(layout.atoms[atom], Skip(module, action))
+                self.stand_ins[layout.atoms[atom]] = Skip(module, action)
         if atoms.start == 1:
             first = model.get_submodule(layout.atoms[1])
             first.register_forward_pre_hook(_untraced(self._replace_input), with_kwargs=True)
         if not self.is_last and atoms[-1] != 0:
             last = model.get_submodule(layout.atoms[atoms[-1]])
             last.register_forward_hook(_untraced(self._leave_with_output))
-        self._set_rest_aside()
 
     def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
         """Put stand-ins in the place of other stages' modules beside the list."""
@@ -234,21 +234,22 @@ class _ListStage(StageModule):
             if isinstance(module, nn.Dropout):
                 # Models may use one dropout on both sides. A stage of neither side needs none.
                 if not (holds_before or holds_behind):
-                    self._replace(name, nn.Identity())
+                    self.stand_ins[name] = nn.Identity()
             elif next(module.parameters(), None) is None:
                 continue
             elif side == BEFORE and not holds_before:
-                self._replace(name, Outline(name, module, self._state))
+                self.stand_ins[name] = Outline(name, module, self._state)
             elif side == BEHIND and not holds_behind:
-                self._replace(name, Absent(name, module, self._leave_if_done))
+                self.stand_ins[name] = Absent(name, module, self._leave_if_done)
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._require_own_outputs(kwargs)
         self._arrived, self._state.inside_list = carried, False
         self._has_entered, self._is_running, self._leaving = self.is_first, True, None
         try:
-            output = self.model(*args, **kwargs)
-            self._leave_if_done()
+            with self.alone():
+                output = self.model(*args, **kwargs)
+                self._leave_if_done()
         except _Leave as left:
             output = left.value
         else:
@@ -314,9 +315,9 @@ class _ListStage(StageModule):
         If the model checkpoints its activations, that layer runs again in the backward. Then the
         stage leaves a little later, from outside of the checkpoint.
         """
-        if self._is_whole:
+        if self.held.is_whole:
             return
-        if not _is_inside_checkpoint():
+        if not is_inside_checkpoint():
             raise _Leave(output)
         if self._is_running:  # in the forward, not again in the backward
             self._leaving = (output, [count_changes(tensor) for tensor in tensors_in(output)])
@@ -325,9 +326,9 @@ class _ListStage(StageModule):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace the first tensor that the first layer is given by what arrived."""
-        if self._is_whole:
+        if self.held.is_whole:
             return args, kwargs
-        if _is_inside_checkpoint():
+        if is_inside_checkpoint():
             raise RuntimeMismatchError(
                 f"model: checkpoints the activations of {self.layers_text}, so a cut in front of"
                 " its layer list is not possible; put the first layer on the same stage, or use"
@@ -349,16 +350,6 @@ def _untraced(hook: Any) -> Any:
     if "torch._dynamo" not in sys.modules:
         return hook
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-
-
-def _is_inside_checkpoint() -> bool:
-    """Whether the caller runs inside torch.utils.checkpoint."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename == checkpoint.__file__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -42,6 +42,12 @@ class StandIn(nn.Module):
         self.__dict__["_original"] = [original]
         self.device = torch.device("cpu")
         """Device of the placeholder tensors."""
+        self.hides_tensors = False
+        """Whether the rank holds the original, for another of its stages."""
+
+    def hide_from(self, modules: Collection[int]) -> None:
+        """Hide the original's tensors from a stage with these modules (by id), unless it is one."""
+        self.hides_tensors = id(self.__dict__["_original"][0]) not in modules
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -50,7 +56,7 @@ class StandIn(nn.Module):
             if "_original" not in self.__dict__:
                 raise
             value = getattr(self.__dict__["_original"][0], name)
-            if isinstance(value, torch.Tensor) and value.is_meta:
+            if isinstance(value, torch.Tensor) and (value.is_meta or self.hides_tensors):
                 # The model uses this weight directly.
                 return Placeholder.like(value, self.device)
             return value
@@ -62,6 +68,7 @@ class SetAside:
     def __init__(self) -> None:
         self._taken: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._placeholders: list[torch.Tensor] = []
+        self._separated: set[int] = set()
 
     def take(self, originals: Iterable[nn.Module], held: Collection[int]) -> None:
         """Take the tensors of these modules, except for modules that the stage holds (by id)."""
@@ -87,7 +94,7 @@ class SetAside:
         return [tensor for _, _, tensor in self._taken]
 
     def separate(self, held: Collection[int]) -> set[int]:
-        """Copy tensors that the stage holds itself (by id); returns the ids of those.
+        """Copy tensors that the rank holds itself (by id); returns the ids of those.
 
         After that, gradients of a tied weight tell this stage's use from that of other stages.
         """
@@ -99,7 +106,8 @@ class SetAside:
                     copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
                 copies.setdefault(id(tensor), copy)
                 self._taken[index] = (module, name, copies[id(tensor)])
-        return set(copies)
+        self._separated |= copies.keys()
+        return self._separated
 
     def put_back(self) -> None:
         """Put the tensors back into their modules."""

@@ -20,7 +20,7 @@ from pipeplan.cost import CostModel
 from pipeplan.documents.inputs import cluster_document, parse_cluster
 from pipeplan.documents.plans import plan_document
 from pipeplan.errors import InputError, RuntimeMismatchError
-from pipeplan.pipeline import GroupTimeline, Plan
+from pipeplan.pipeline import Kind, Plan
 from pipeplan.replaying import simulate
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.measurement import Measurement
@@ -38,25 +38,52 @@ NURSERY = "pipeplan.testbed.nursery"
 READ_BYTES = 1 << 16
 
 
-def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[BlockPace]:
+def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[list[BlockPace]]:
     """How long each rank's blocks take here.
 
     Each replica takes its own time. In the cost model, all take that of the slowest.
     """
-    cost, pace_of = CostModel(plan.model, plan.cluster), {}
-    for stage in plan.stages:
-        both_ms = zip(
+    cost = CostModel(plan.model, plan.cluster)
+    paces_of: dict[int, list[BlockPace]] = {}
+    for number, stage in enumerate(plan.stages):
+        weight_ms = [plan.model.layers[layer].weight_grad_ms or 0.0 for layer in stage.layers]
+        times = zip(
             stage.devices,
+            stage.device_shares,
             cost.device_forward_ms(stage),
             cost.device_backward_ms(stage),
             strict=True,
         )
-        for device, forward_ms, backward_ms in both_ms:
-            pace_of[device] = BlockPace(
-                forward_s=forward_ms * time_factor / 1e3,
-                backward_s=backward_ms * time_factor / 1e3,
+        for device, share, forward_ms, backward_ms in times:
+            own_ms = sum(weight_ms) * share / plan.cluster.devices[device].speed
+            all_ms = {
+                Kind.FORWARD: forward_ms,
+                Kind.BACKWARD: backward_ms,
+                Kind.INPUT_GRADIENT: max(0.0, backward_ms - own_ms),
+                Kind.WEIGHT_GRADIENT: own_ms,
+            }
+            seconds = {str(kind): ms * time_factor / 1e3 for kind, ms in all_ms.items()}
+            paces_of.setdefault(device, []).append(BlockPace(stage=number, seconds=seconds))
+    return [paces_of[device] for device in topology.devices]
+
+
+def _require_measurable(plan: Plan) -> None:
+    """Refuse what the emulated model does not do.
+
+    Raises:
+        InputError: it sums gradients in several parts, or shares the optimizer out.
+    """
+    for number, stage in enumerate(plan.stages):
+        if stage.gradient_buckets > 1 and stage.num_replicas > 1:
+            raise InputError(
+                f"stages[{number}].gradient_buckets: the testbed sums a stage's gradients in one"
+                f" piece, not in {stage.gradient_buckets}; measure a plan with gradient_buckets 1"
             )
-    return [pace_of[device] for device in topology.devices]
+    if plan.shard_optimizer:
+        raise InputError(
+            "shard_optimizer: the runtime keeps the whole optimizer on each replica; measure a plan"
+            " without --shard-optimizer"
+        )
 
 
 class Testbed:
@@ -112,11 +139,7 @@ class Testbed:
             RuntimeMismatchError: a rank has failed.
         """
         timeline = simulate(plan)
-        if isinstance(timeline, GroupTimeline):
-            raise RuntimeMismatchError(
-                "plan: has several stages a device, backwards cut in two, gradient buckets or a"
-                " sharded optimizer, which the runtime cannot run yet"
-            )
+        _require_measurable(plan)
         if not timeline.iteration_ms:
             raise InputError("plan: its iteration takes no time, so there is nothing to measure")
         if build is None:

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeplan.pipeline import Block, Kind, Plan, Timeline
+from pipeplan.pipeline import Block, GroupTimeline, Kind, Plan, Timeline
 from pipeplan.testbed.orders import IterationTimes, RankTimes, Way
 from pipeplan.testbed.scaling import Scale
 
-__all__ = ["Measurement", "Slip", "Span"]
+__all__ = ["Measurement", "Slip", "Span", "parse_block"]
 
 MS_IN_S = 1e3
 SAME_MS = 1e-6
 NUM_SLIPS = 5
+FEEDERS = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+"""Blocks whose gradients the stage before waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Measurement:
     """A plan as it was predicted, and as it ran. Without `slots`, because answers are kept."""
 
     plan: Plan
-    timeline: Timeline
+    timeline: Timeline | GroupTimeline
     """The prediction."""
     scale: Scale
     way: Way
@@ -127,9 +129,9 @@ class Measurement:
     def blocks(self) -> Mapping[Block, Span]:
         """When each stage ran each block, by the last of its replicas."""
         spans: dict[Block, Span] = {}
-        for rank, times in self.shown:
+        for _, times in self.shown:
             for each in times.blocks:
-                block = _block(rank.stage, each.name)
+                block = parse_block(each.name)
                 start_ms, end_ms = self.moment_ms(each.start_s), self.moment_ms(each.end_s)
                 old = spans.get(block)
                 if old is not None:
@@ -141,20 +143,22 @@ class Measurement:
     def arrivals_ms(self) -> Mapping[Block, float]:
         """When each block's input had arrived, at the last of its replicas."""
         found: dict[Block, float] = {}
-        for rank, times in self.shown:
+        for _, times in self.shown:
             for each in times.blocks:
                 if each.arrival_s:
-                    block = _block(rank.stage, each.name)
+                    block = parse_block(each.name)
                     moment_ms = self.moment_ms(each.arrival_s)
                     found[block] = max(found.get(block, 0.0), moment_ms)
         return found
 
     @cached_property
     def reduce_ends_ms(self) -> tuple[float, ...]:
-        """When each stage's gradients were summed."""
+        """When each stage's gradients were summed; with several stages, all of its group's."""
         ends_ms = [0.0] * self.plan.num_stages
         for rank, times in self.shown:
-            ends_ms[rank.stage] = max(ends_ms[rank.stage], self.moment_ms(times.reduce_end_s))
+            end_ms = self.moment_ms(times.reduce_end_s)
+            for stage in rank.stages:
+                ends_ms[stage] = max(ends_ms[stage], end_ms)
         return tuple(ends_ms)
 
     def moment_ms(self, moment_s: float) -> float:
@@ -174,13 +178,14 @@ class Measurement:
 
     def _all_slips(self) -> Iterator[Slip]:
         ends_ms = {timed.block: timed.end_ms for stage in self.timeline.blocks for timed in stage}
-        for order, reduce in zip(self.timeline.blocks, self.timeline.all_reduces, strict=True):
+        groups = self.plan.groups
+        for order, group in zip(self.timeline.blocks, groups, strict=True):
             before = None
             for timed in order:
                 measured = self.blocks.get(timed.block)
                 if measured is None:
                     continue
-                feeder = _feeder(timed.block, self.plan.num_stages)
+                feeder = self._feeder(timed.block)
                 is_fed = before is None or timed.start_ms > ends_ms[before] + SAME_MS
                 cause = feeder if is_fed else before
                 if cause is not None:
@@ -191,12 +196,28 @@ class Measurement:
                         measured_ms=measured.start_ms - self.blocks[cause].end_ms,
                     )
                 before = timed.block
-            if reduce.end_ms > reduce.start_ms and before is not None:
+            if before is not None and group.num_replicas > 1:
+                ends = [r.end_ms for r in self.timeline.all_reduces if r.stage in group.stages]
+                first = group.stages[0]
                 yield Slip(
-                    what=f"all-reduce of stage {reduce.stage}",
-                    predicted_ms=reduce.end_ms - reduce.start_ms,
-                    measured_ms=self.reduce_ends_ms[reduce.stage] - self.blocks[before].end_ms,
+                    what="all-reduce of "
+                    + (
+                        f"stage {first}"
+                        if len(group.stages) == 1
+                        else f"group {groups.index(group)}"
+                    ),
+                    predicted_ms=max(ends) - ends_ms[before],
+                    measured_ms=self.reduce_ends_ms[first] - self.blocks[before].end_ms,
                 )
+
+    def _feeder(self, block: Block) -> Block | None:
+        """The block whose result this one needs, if it is of another stage."""
+        if block.kind is Kind.WEIGHT_GRADIENT:
+            return None
+        stage = block.stage - 1 if block.kind is Kind.FORWARD else block.stage + 1
+        kinds = FEEDERS if block.kind is not Kind.FORWARD else (Kind.FORWARD,)
+        found = [Block(kind, stage, block.microbatch) for kind in kinds]
+        return next((each for each in found if each in self.blocks), None)
 
     def document(self) -> dict[str, Any]:
         """The measurement for machines."""
@@ -236,11 +257,8 @@ class Measurement:
         }
 
 
-def _block(stage: int, name: str) -> Block:
-    return Block(Kind(name[0]), stage, int(name[1:]))
-
-
-def _feeder(block: Block, num_stages: int) -> Block | None:
-    """The block of another stage whose result this one needs."""
-    stage = block.stage - 1 if block.kind is Kind.FORWARD else block.stage + 1
-    return Block(block.kind, stage, block.microbatch) if 0 <= stage < num_stages else None
+def parse_block(name: str) -> Block:
+    """The block of a name such as `2F3`."""
+    kind = next(letter for letter in name if letter.isalpha())
+    stage, _, microbatch = name.partition(kind)
+    return Block(Kind(kind), int(stage), int(microbatch))

@@ -25,11 +25,11 @@ class Way(StrEnum):
 
 
 class BlockPace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one rank's blocks take."""
+    """How long one rank's blocks of one stage take."""
 
-    forward_s: float
-    backward_s: float
-    """With what recomputation takes."""
+    stage: int
+    seconds: dict[str, float]
+    """By kind, such as `F`; with what recomputation takes."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -37,8 +37,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
     plan: dict[str, Any]
     """The scaled plan, as a document."""
-    paces: list[BlockPace]
-    """By rank."""
+    paces: list[list[BlockPace]]
+    """By rank, one for each of its stages."""
     way: Way
     num_warm_ups: int
     num_iterations: int
@@ -60,7 +60,7 @@ class BlockTimes(msgspec.Struct, frozen=True, array_like=True):
     """When a block was under way."""
 
     name: str
-    """Such as `F3`."""
+    """Such as `2F3`."""
     start_s: float
     end_s: float
     arrival_s: float
@@ -84,8 +84,9 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True):
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The iterations of one rank, without warm-ups."""
 
-    stage: int
+    stages: list[int]
     replica: int
+    """In the first of them."""
     iterations: list[IterationTimes]
 
 

@@ -30,8 +30,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pipeplan.pipeline import Kind
-from pipeplan.runtime.exchange.channels import TAGS_PER_MICROBATCH
+from pipeplan.pipeline import Block, Kind, Plan
+from pipeplan.runtime.exchange.channels import TAGS_PER_MESSAGE
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG
 from pipeplan.runtime.exchange.transports import GlooTransport, Transport
 from pipeplan.runtime.replica_setup import ReplicaSettings
@@ -47,8 +47,7 @@ GRACE_S = 2e-3
 class BlockRecord:
     """When a block was under way, by the clock of this machine."""
 
-    kind: Kind
-    microbatch: int
+    block: Block
     start_s: float
     end_s: float
     arrival_s: float
@@ -61,9 +60,8 @@ class BlockRecord:
 class Pace:
     """How long this rank's blocks take, and how far away other ranks are."""
 
-    forward_s: float
-    backward_s: float
-    """With what recomputation takes."""
+    lengths_s: dict[tuple[int, Kind], float]
+    """By stage and kind of block; with what recomputation takes."""
     latency_s: tuple[float, ...]
     """From each rank."""
     reduce_latency_s: float
@@ -73,10 +71,11 @@ class Pace:
 class DeviceClock:
     """The time of one emulated device."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_microbatches: int) -> None:
+        self._num_microbatches = num_microbatches
         self._free_s = self._arrived_s = 0.0
-        self._arrival_of: dict[tuple[int, int], float] = {}
-        """By microbatch and kind, forwards 0 and backwards 1."""
+        self._arrival_of: dict[tuple[int, int, int], float] = {}
+        """By channel, microbatch and kind, forwards 0 and backwards 1."""
         self.records: list[BlockRecord] = []
 
     def begin(self) -> None:
@@ -88,11 +87,11 @@ class DeviceClock:
         """Note that a message counts as arrived at this moment; before the block that needs it."""
         self._arrived_s = max(self._arrived_s, moment_s)
         if tag < TREE_TAG:
-            key = (tag // TAGS_PER_MICROBATCH, tag % 2)
+            key = (*divmod(tag // TAGS_PER_MESSAGE, self._num_microbatches), tag % 2)
             self._arrival_of[key] = max(self._arrival_of.get(key, 0.0), moment_s)
 
     @contextlib.contextmanager
-    def block(self, kind: Kind, microbatch: int, length_s: float) -> Any:
+    def block(self, block: Block, length_s: float) -> Any:
         """Let what is inside take this long."""
         start_s = max(self._free_s, self._arrived_s, time.perf_counter() - GRACE_S)
         yield
@@ -100,17 +99,22 @@ class DeviceClock:
         over_s = max(0.0, time.perf_counter() - end_s)
         sleep_until(end_s)
         self._free_s = end_s = max(end_s, time.perf_counter() - GRACE_S)
-        arrival_s = self._arrival_of.get((microbatch, int(kind is Kind.BACKWARD)), 0.0)
         self.records.append(
             BlockRecord(
-                kind=kind,
-                microbatch=microbatch,
+                block=block,
                 start_s=start_s,
                 end_s=end_s,
-                arrival_s=arrival_s,
+                arrival_s=self._find_arrival(block),
                 over_s=over_s,
             )
         )
+
+    def _find_arrival(self, block: Block) -> float:
+        if block.kind is Kind.WEIGHT_GRADIENT:
+            return 0.0
+        is_forward = block.kind is Kind.FORWARD
+        key = (block.stage - is_forward, block.microbatch, int(not is_forward))
+        return self._arrival_of.get(key, 0.0)
 
 
 def sleep_until(moment_s: float) -> None:
@@ -169,9 +173,12 @@ class _HandedSend:
 class NotingTransport(GlooTransport):
     """Gloo beside the computation, with the moments at which messages arrive."""
 
-    def __init__(self, clock: DeviceClock, latency_s: tuple[float, ...]) -> None:
+    def __init__(
+        self, clock: DeviceClock, latency_s: tuple[float, ...], num_microbatches: int
+    ) -> None:
         super().__init__(HostStreams())
         self._clock, self._latency_s = clock, latency_s
+        self._num_microbatches = num_microbatches
         self._queues: dict[tuple[int, int], queue.SimpleQueue[_NotedWork]] = {}
         self._sends: dict[int, queue.SimpleQueue[_HandedSend]] = {}
 
@@ -194,7 +201,10 @@ class NotingTransport(GlooTransport):
         work = super().receive_header(header, rank, tag)
         noted = _NotedWork(work, self._clock, self._latency_s[rank], tag)
         # Headers are awaited long before they come. Other messages must not queue behind them.
-        key = (rank, tag % TAGS_PER_MICROBATCH if tag < TREE_TAG else tag)
+        key = (rank, tag)
+        if tag < TREE_TAG:
+            channel = tag // TAGS_PER_MESSAGE // self._num_microbatches
+            key = (rank, channel * TAGS_PER_MESSAGE + tag % TAGS_PER_MESSAGE)
         if key not in self._queues:
             self._queues[key] = queue.SimpleQueue()
             threading.Thread(target=self._watch, args=(self._queues[key],), daemon=True).start()
@@ -208,28 +218,42 @@ class NotingTransport(GlooTransport):
 
 
 class _PacedRunner:
-    """A runner of blocks that takes its time."""
+    """A runner of a stage's blocks that takes its time."""
 
-    def __init__(self, runner: Any, clock: DeviceClock, pace: Pace) -> None:
-        self._runner, self._clock, self._pace = runner, clock, pace
+    def __init__(self, runner: Any, stage: int, clock: DeviceClock, pace: Pace) -> None:
+        self._runner, self._stage, self._clock, self._pace = runner, stage, clock, pace
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
+    def _paced(self, kind: Kind, microbatch: int) -> Any:
+        length_s = self._pace.lengths_s[self._stage, kind]
+        return self._clock.block(Block(kind, self._stage, microbatch), length_s)
+
     def forward(self, step: int, microbatch: int, *args: Any, **kwargs: Any) -> Any:
         """A forward that lasts as long as the profile says."""
-        with self._clock.block(Kind.FORWARD, microbatch, self._pace.forward_s):
+        with self._paced(Kind.FORWARD, microbatch):
             return self._runner.forward(step, microbatch, *args, **kwargs)
 
     def forward_last(self, step: int, microbatch: int, *args: Any, **kwargs: Any) -> Any:
         """The same on the last stage."""
-        with self._clock.block(Kind.FORWARD, microbatch, self._pace.forward_s):
+        with self._paced(Kind.FORWARD, microbatch):
             return self._runner.forward_last(step, microbatch, *args, **kwargs)
 
     def backward(self, microbatch: int, *args: Any) -> Any:
         """A backward that lasts as long as the profile says."""
-        with self._clock.block(Kind.BACKWARD, microbatch, self._pace.backward_s):
+        with self._paced(Kind.BACKWARD, microbatch):
             return self._runner.backward(microbatch, *args)
+
+    def backward_input(self, microbatch: int, *args: Any) -> Any:
+        """Its first half."""
+        with self._paced(Kind.INPUT_GRADIENT, microbatch):
+            return self._runner.backward_input(microbatch, *args)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Its second half."""
+        with self._paced(Kind.WEIGHT_GRADIENT, microbatch):
+            self._runner.backward_weight(microbatch)
 
 
 class _PacedReducer:
@@ -251,9 +275,9 @@ class _PacedReducer:
 class PacedPipeline(Pipeline):
     """The runtime's pipeline with blocks that last as long as the profile says."""
 
-    def __init__(self, pace: Pace, *args: Any, **kwargs: Any) -> None:
-        self._pace, self.clock = pace, DeviceClock()
-        super().__init__(*args, **kwargs)
+    def __init__(self, pace: Pace, plan: Plan, *args: Any, **kwargs: Any) -> None:
+        self._pace, self.clock = pace, DeviceClock(plan.microbatches)
+        super().__init__(plan, *args, **kwargs)
 
     @property
     def start_s(self) -> float:
@@ -271,7 +295,7 @@ class PacedPipeline(Pipeline):
         return self._steps.times[-1].end_s
 
     def _make_transport(self) -> Transport:
-        return NotingTransport(self.clock, self._pace.latency_s)
+        return NotingTransport(self.clock, self._pace.latency_s, self.plan.microbatches)
 
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         super()._set_up_stage(model, settings)
@@ -279,7 +303,13 @@ class PacedPipeline(Pipeline):
         self._replica.reducer.starts_inside = False  # in the cost model, behind the last backward
         self._replica = replace(
             self._replica,
-            runner=cast(Any, _PacedRunner(self._replica.runner, self.clock, self._pace)),
+            parts=tuple(
+                replace(
+                    part,
+                    runner=cast(Any, _PacedRunner(part.runner, part.stage, self.clock, self._pace)),
+                )
+                for part in self._replica.parts
+            ),
             reducer=cast(Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)),
         )
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import InputError
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import Kind, Plan
 from pipeplan.runtime import WatchdogOptions, join_ranks
 from pipeplan.testbed.orders import BlockTimes, IterationTimes, Order, RankTimes, Way
 from pipeplan.testbed.paced import Pace, PacedPipeline
@@ -90,13 +90,13 @@ def _take_steps(order: Order, pipeline: PacedPipeline) -> RankTimes:
         loss = pipeline.step(batch, targets)
         if step >= order.num_warm_ups:
             iterations.append(_times_of(pipeline, loss, before_end_s))
-    return RankTimes(stage=pipeline.stage, replica=pipeline.replica, iterations=iterations)
+    return RankTimes(stages=list(pipeline.stages), replica=pipeline.replica, iterations=iterations)
 
 
 def _times_of(pipeline: PacedPipeline, loss: float, before_end_s: float) -> IterationTimes:
     blocks = [
         BlockTimes(
-            f"{record.kind}{record.microbatch}",
+            str(record.block),
             record.start_s,
             record.end_s,
             record.arrival_s,
@@ -121,8 +121,11 @@ def find_pace(order: Order, plan: Plan, topology: Topology, rank: int) -> Pace:
     ranks = [topology.devices.index(other) for other in stage.devices]
     latencies_s = [topology.latency_s[a][b] for a in ranks for b in ranks]
     return Pace(
-        forward_s=order.paces[rank].forward_s,
-        backward_s=order.paces[rank].backward_s,
+        lengths_s={
+            (pace.stage, Kind(kind)): seconds
+            for pace in order.paces[rank]
+            for kind, seconds in pace.seconds.items()
+        },
         latency_s=tuple(row[rank] for row in topology.latency_s),
         reduce_latency_s=2 * (len(ranks) - 1) * max(latencies_s),
     )

@@ -24,7 +24,7 @@ from pipeplan.cluster import Cluster, Matrix
 from pipeplan.cost import BYTES_IN_GB
 from pipeplan.documents.text import printable
 from pipeplan.errors import InputError
-from pipeplan.pipeline import Plan, Stage, Timeline
+from pipeplan.pipeline import GroupTimeline, Plan, Stage, Timeline
 from pipeplan.shared_links import SharedLink, Uplinks
 
 __all__ = ["Scale", "choose_scale", "require_possible_sizes", "scale_plan"]
@@ -54,7 +54,7 @@ class Scale:
 
 def choose_scale(
     plan: Plan,
-    timeline: Timeline,
+    timeline: Timeline | GroupTimeline,
     *,
     time_factor: float | None = None,
     keeps_bytes: bool = False,
@@ -86,7 +86,7 @@ def _parameter_bytes(plan: Plan, stage: int) -> float:
     return sum(plan.model.layers[layer].parameter_bytes for layer in plan.stages[stage].layers)
 
 
-def _peak_gb_per_s(plan: Plan, timeline: Timeline) -> float:
+def _peak_gb_per_s(plan: Plan, timeline: Timeline | GroupTimeline) -> float:
     """The most that all links together carry at any moment, by the prediction."""
     changes: list[tuple[float, float]] = []
 
@@ -99,7 +99,8 @@ def _peak_gb_per_s(plan: Plan, timeline: Timeline) -> float:
         layer = plan.model.layers[plan.stages[transfer.channel].layers[-1]]
         num_bytes = layer.output_bytes if transfer.kind == "F" else layer.gradient_bytes
         add(transfer.start_ms, transfer.end_ms, num_bytes)
-    for reduce, stage in zip(timeline.all_reduces, plan.stages, strict=True):
+    for reduce in timeline.all_reduces:
+        stage = plan.stages[reduce.stage]
         num_bytes = 2 * (stage.num_replicas - 1) * _parameter_bytes(plan, reduce.stage)
         add(reduce.start_ms, reduce.end_ms, num_bytes)
     if not changes:
@@ -157,6 +158,7 @@ def scale_plan(plan: Plan, scale: Scale) -> Plan:
             activation_bytes=_fewer(layer.activation_bytes, sizes),
             at=(),  # of the plan's own rows; ranks are told how long their blocks take
             weight_grad_ms=None if layer.weight_grad_ms is None else layer.weight_grad_ms * times,
+            weight_grad_bytes=_fewer(layer.weight_grad_bytes, sizes),
         )
         for layer in plan.model.layers
     )

@@ -1,7 +1,8 @@
 """A measurement for people: in the terminal, as a page and as a trace."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -9,24 +10,31 @@ from rich.text import Text
 
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.replaying import replay_plan
-from pipeplan.report.analysis.items import Items
+from pipeplan.report.analysis.items import LETTERS, Item, Items
 from pipeplan.report.analysis.plan_analysis import PlanAnalysis
 from pipeplan.report.html import write_report
 from pipeplan.report.names import short_text
 from pipeplan.report.page_beside import MeasuredPlan, SideBySide
 from pipeplan.report.tables import Column, fitted_table
 from pipeplan.report.units import humanise_ms, signed_percent
-from pipeplan.runtime.tracing import ALL_REDUCE, Event, RankTrace, write_trace
-from pipeplan.testbed.measurement import Measurement
-from pipeplan.testbed.orders import IterationTimes, Way
+from pipeplan.runtime.tracing import (
+    ALL_REDUCE,
+    CATEGORIES,
+    Event,
+    RankTrace,
+    block_name,
+    write_trace,
+)
+from pipeplan.testbed.measurement import Measurement, parse_block
+from pipeplan.testbed.orders import IterationTimes, RankTimes, Way
 
 __all__ = ["render_measurement", "write_measured_page", "write_measured_trace"]
 
+T = TypeVar("T")
 WAYS = {
     Way.NAMESPACES: "network namespaces",
     Way.PACING: "paced sockets over loopback",
 }
-CATEGORIES = {"F": "forward", "B": "backward"}
 
 
 def verdict(measured: Measurement) -> str:
@@ -107,21 +115,34 @@ def _spans(measured: Measurement, items: Items) -> Iterator[tuple[float, float]]
     last_of: dict[int, float] = {}
     for number in range(len(items)):
         item = items[number]
-        kind = Kind.BACKWARD if item.kind else Kind.FORWARD
         if number < items.first_transfer:
-            span = blocks[Block(kind, item.place, item.microbatch)]
+            span = blocks[Block(Kind(LETTERS[item.kind]), item.place, item.microbatch)]
             last_of[item.place] = max(last_of.get(item.place, 0.0), span.end_ms)
             yield span.start_ms, span.end_ms
         elif number < items.first_all_reduce:
-            is_forward = kind is Kind.FORWARD
-            sender = Block(kind, item.place if is_forward else item.place + 1, item.microbatch)
-            receiver = Block(kind, item.place + 1 if is_forward else item.place, item.microbatch)
-            start_ms = blocks[sender].end_ms
-            yield start_ms, max(start_ms, measured.arrivals_ms.get(receiver, start_ms))
+            ends = item.place, item.place + 1
+            sender, receiver = ends[:: -1 if item.kind else 1]
+            start_ms = _gradient_or_output(blocks, sender, item).end_ms
+            arrivals = measured.arrivals_ms
+            end_ms = _gradient_or_output(arrivals, receiver, item, start_ms)
+            yield start_ms, max(start_ms, end_ms)
         else:
             start_ms = last_of[item.place]
             has_reduce = measured.plan.stages[item.place].num_replicas > 1
             yield start_ms, measured.reduce_ends_ms[item.place] if has_reduce else start_ms
+
+
+def _gradient_or_output(
+    found: Mapping[Block, T], stage: int, item: Item, default: T | None = None
+) -> T:
+    """What was found for the block of a stage that sends or gets a transfer: F, B or I."""
+    kinds = (Kind.BACKWARD, Kind.INPUT_GRADIENT) if item.kind else (Kind.FORWARD,)
+    for kind in kinds:
+        value = found.get(Block(kind, stage, item.microbatch))
+        if value is not None:
+            return value
+    assert default is not None  # blocks that send have run
+    return default
 
 
 def write_measured_trace(measured: Measurement, path: str | Path) -> None:
@@ -129,26 +150,28 @@ def write_measured_trace(measured: Measurement, path: str | Path) -> None:
     traces = [
         RankTrace(
             rank=number,
-            stage=rank.stage,
+            stages=tuple(rank.stages),
             replica=rank.replica,
             zero_s=0.0,
             start_s=0.0,
-            events=tuple(_events(measured, rank.stage, times)),
+            events=tuple(_events(measured, rank, times)),
         )
         for number, (rank, times) in enumerate(measured.shown)
     ]
     write_trace(measured.plan, traces, path)
 
 
-def _events(measured: Measurement, stage: int, times: IterationTimes) -> Iterator[Event]:
+def _events(measured: Measurement, rank: RankTimes, times: IterationTimes) -> Iterator[Event]:
     """A rank's events, in seconds of the plan."""
 
     def moment_s(of_machine_s: float) -> float:
         return measured.moment_ms(of_machine_s) / 1e3
 
     for block in times.blocks:
-        category = CATEGORIES[block.name[0]]
-        yield Event(block.name, category, moment_s(block.start_s), moment_s(block.end_s))
-    if measured.plan.stages[stage].num_replicas > 1:
+        found = parse_block(block.name)
+        name = block_name(found, tells_stage=len(rank.stages) > 1)
+        category = CATEGORIES[found.kind]
+        yield Event(name, category, moment_s(block.start_s), moment_s(block.end_s))
+    if measured.plan.stages[rank.stages[0]].num_replicas > 1:
         last_s = times.blocks[-1].end_s
         yield Event(ALL_REDUCE, ALL_REDUCE, moment_s(last_s), moment_s(times.reduce_end_s))

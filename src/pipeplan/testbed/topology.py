@@ -82,7 +82,7 @@ def find_topology(plan: Plan) -> Topology:
             "duplex: is half; the testbed's links carry both directions at once; measure a plan for"
             " the same cluster with duplex full"
         )
-    used = sorted(device for stage in plan.stages for device in stage.devices)
+    used = sorted({device for stage in plan.stages for device in stage.devices})
     return topology_of(plan.cluster, used)
 
 

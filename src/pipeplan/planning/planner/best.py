@@ -57,9 +57,8 @@ OPTIMAL_WITHIN = 1e-7
 SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
-MAX_SEED = 2**64
-NUM_FIRST = NUM_POLISHED = 4
-"""Searches before the proof; plans for which each search looks for better schedules."""
+NUM_POLISHED = 4
+"""Plans for which each search looks for better schedules."""
 
 
 def plan_best(
@@ -76,7 +75,8 @@ def plan_best(
         search.order_devices()
         search.plan_on_orders()
         if search.plans_on_sets:  # a better plan prunes more than this short search costs
-            search.search_from(different_plans(search.incumbent.ranked(), NUM_FIRST), 0.25)
+            first = different_plans(search.incumbent.ranked(), settings.BEFORE_PROOF.num_searches)
+            search.search_from(first, settings.BEFORE_PROOF)
         search.prove()
         if late is not None:
             search.start_from(late)
@@ -347,22 +347,23 @@ class _Search:
                 if left < -1e-9 or self.is_optimal or self.is_late:
                     return
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
-                self.search_from(starts, step.budget)
+                self.search_from(starts, step)
             self.plan_on_own_order()
 
-    def search_from(self, starts: Sequence[tuple[Stage, ...]], budget: float) -> None:
+    def search_from(self, starts: Sequence[tuple[Stage, ...]], step: settings.SearchStep) -> None:
         """Local search from each of these plans, each with its own random numbers."""
         self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
         self._num_searches += 1
         found = _core.local_search(
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
-            (self.problem.seed * 1_000_003 + self._num_searches) % MAX_SEED,
-            budget * self._budget,
+            (self.problem.seed * 1_000_003 + self._num_searches) % 2**64,
+            step.budget * self._budget,
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,
             self.incumbent.iteration_ms,
+            step.heat,
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:

@@ -16,8 +16,8 @@ from pipeplan.pipeline import Plan, Stage, groups_of, unpack_codes
 
 __all__ = ["chain_of_plan", "fixed_plan_bound_ms"]
 
-INPUT = 2
-"""The number of input gradients among the kinds of blocks."""
+BACKWARD, INPUT, WEIGHT = 1, 2, 3
+"""Kinds of blocks by their numbers."""
 
 
 def fixed_plan_bound_ms(plan: Plan, cost: CostModel | None = None) -> float:
@@ -29,8 +29,8 @@ def chain_of_plan(plan: Plan, cost: CostModel) -> _core.Chain:
     """The plan's chain as kernels read it, recomputing stages as if memory did not count."""
     costs = group_costs(cost, plan.stages)
     is_split = _split_stages(plan)
-    back = np.where(is_split, costs.length_ms_S4[:, INPUT], costs.length_ms_S4[:, 1])
-    weight = np.where(is_split, costs.length_ms_S4[:, INPUT + 1], 0.0)
+    back = np.where(is_split, costs.length_ms_S4[:, INPUT], costs.length_ms_S4[:, BACKWARD])
+    weight = np.where(is_split, costs.length_ms_S4[:, WEIGHT], 0.0)
     layers = plan.model.layers
     held = [sum(layers[n].activation_bytes for n in s.layers) for s in plan.stages]
     kept = [sum(layers[n].weight_grad_bytes for n in s.layers) for s in plan.stages]
@@ -42,7 +42,9 @@ def chain_of_plan(plan: Plan, cost: CostModel) -> _core.Chain:
         weight_ms=weight.tolist(),
         there_ms=[*costs.send_forward_ms_C.tolist(), 0.0],
         back_ms=[*costs.send_backward_ms_C.tolist(), 0.0],
-        reduce_ms=_reduce_ms(costs).tolist(),
+        reduce_ms=(costs.part_ms_S * costs.num_parts_S).tolist(),
+        early_ms=_early_ms(plan, costs).tolist(),
+        last_part_ms=np.where(costs.num_parts_S > 0, costs.part_ms_S, 0.0).tolist(),
         is_split=is_split.tolist(),
         held_bytes=held,
         kept_bytes=np.where(is_split, kept, 0.0).tolist(),
@@ -51,18 +53,21 @@ def chain_of_plan(plan: Plan, cost: CostModel) -> _core.Chain:
     )
 
 
-def _reduce_ms(costs: GroupCosts) -> Floats:
-    """What is left of each all-reduce when the stage's last block ends, at least.
+def _early_ms(plan: Plan, costs: GroupCosts) -> Floats:
+    """How long before the end of a stage's last block its all-reduce may begin, at most.
 
-    That is its last part. And of all parts together, at most what fits between the end of the first
-    1/p of the block and its end is done by then.
+    That block is a weight gradient, or one of the stage's whole backwards if it has some. The first
+    of p parts is ready when 1/p of it has run.
     """
-    parts_S = np.maximum(costs.num_parts_S, 1)
-    last_ms_S = np.nanmax(costs.length_ms_S4[:, 1:], axis=1)
-    within_ms_S = last_ms_S * (1 - 1 / parts_S)
-    left_ms_S = np.maximum(costs.part_ms_S, costs.part_ms_S * parts_S - within_ms_S)
-    reduced: Floats = np.where(costs.num_parts_S > 0, left_ms_S, 0.0)
-    return reduced
+    last_ms_S = np.zeros(len(plan.stages))
+    for group in range(len(plan.schedule)):
+        stages, kinds, _ = unpack_codes(plan.schedule.group_codes(group))
+        for kind in (BACKWARD, WEIGHT):
+            these = np.unique(stages[kinds == kind])
+            last_ms_S[these] = np.maximum(last_ms_S[these], costs.length_ms_S4[these, kind])
+    num_parts_S = np.maximum(costs.num_parts_S, 1)
+    early: Floats = np.where(costs.num_parts_S > 0, last_ms_S * (1 - 1 / num_parts_S), 0.0)
+    return early
 
 
 def _split_stages(plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

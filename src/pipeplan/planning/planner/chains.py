@@ -17,7 +17,7 @@ from pipeplan import _core
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.figures import group_figures
 from pipeplan.group_costs import group_costs
-from pipeplan.group_schedules import orders_of_blocks
+from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
 from pipeplan.planning.limits import broken_constraint
@@ -35,6 +35,10 @@ MAX_DEVICES = 128
 AUTO_POSITIONS = 8
 BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
+CROWDED = (1.0, 2.0)
+"""Factors of transfers, one for each search, where links are shared."""
+MANY_BEST = 3
+"""Plans of each of these searches that the simulator judges."""
 REALLY_FASTER = 1 - 1e-9
 MAX_SEED = 2**64
 
@@ -53,9 +57,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget(max_devices=8, num_starts=6, anneal=2e6, polish=2.5e5, num_best=4),
-    Budget(max_devices=16, num_starts=6, anneal=3e6, polish=4e5, num_best=4),
-    Budget(max_devices=64, num_starts=6, anneal=9e6, polish=2e6, num_best=4),
+    Budget(max_devices=8, num_starts=6, anneal=1.7e6, polish=1e6, num_best=2),
+    Budget(max_devices=16, num_starts=6, anneal=2e6, polish=2.4e6, num_best=2),
+    Budget(max_devices=64, num_starts=6, anneal=7e6, polish=7e6, num_best=2),
     Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
 )
 
@@ -67,7 +71,7 @@ def plan_chains(
 
     None if there is nothing at all.
     """
-    if problem.cost.contention or problem.cluster.num_devices > MAX_DEVICES:
+    if problem.cluster.num_devices > MAX_DEVICES:
         return one_stage
     search = _ChainSearch(problem.within_samples(), one_stage)
     try:
@@ -75,6 +79,7 @@ def plan_chains(
             search.offer_plan_of(planner)
         search.run()
         search.cut_all_reduces()
+        search.join_last_gradients()
     except KeyboardInterrupt:
         draft = search.draft()
         if draft is None:
@@ -97,11 +102,13 @@ class _ChainSearch:
         self.max_positions = (
             AUTO_POSITIONS if self.options.positions == AUTO else int(self.options.positions)
         )
+        self.instance = problem.kernel_instance()
+
+    def _model(self, problem: Problem) -> _core.ChainModel:
         layers = problem.model.layers if self.options.split_backward else ()
         weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
-        self.instance = problem.kernel_instance()
-        self.model = _core.ChainModel(
-            instance=self.instance,
+        return _core.ChainModel(
+            instance=problem.kernel_instance(),
             weight_ms=weight_ms,
             input_ms=[
                 max(0.0, layer.backward_ms - ms)
@@ -113,13 +120,25 @@ class _ChainSearch:
         )
 
     def run(self) -> None:
-        """Search, and judge what is found by the simulator."""
-        problem = self.problem
+        """Search, and judge what is found by the simulator.
+
+        The search counts transfers as if each were alone on its shared links. Where links are
+        shared, it searches again with longer ones.
+        """
+        if not self.problem.cost.contention:
+            self._search(self.problem, 1.0)
+            return
+        for factor in CROWDED:
+            cost = self.problem.cost.with_longer_transfers(factor)
+            self._search(replace(self.problem, cost=cost), 1 / len(CROWDED))
+
+    def _search(self, problem: Problem, part: float) -> None:
         budget = next(b for b in BUDGETS if problem.cluster.num_devices <= b.max_devices)
         is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
         known = [self.best.stages] if self.best is not None and is_start else []
+        model = self._model(problem)
         starts = chain_starts(
-            self.model,
+            model,
             problem.cost,
             known,
             max_positions=self.max_positions,
@@ -127,19 +146,19 @@ class _ChainSearch:
         )
         problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
         found = _core.search_chains(
-            self.model,
+            model,
             starts,
             problem.seed % MAX_SEED,
             budget.num_starts,
-            budget.anneal * problem.effort,
-            budget.polish * problem.effort,
-            budget.num_best,
+            budget.anneal * problem.effort * part,
+            budget.polish * problem.effort * part,
+            budget.num_best if part == 1.0 else MANY_BEST,
             problem.num_threads,
             problem.deadline,
         )
-        for iteration_ms, _, plan, blocks in found:
-            if iteration_ms < self.best_ms:
-                self.offer(self._draft_of(plan, blocks))
+        for iteration_ms, parts, plan, blocks in found:
+            if iteration_ms < self.best_ms or problem is not self.problem:
+                self.offer(self._draft_of(plan, parts, blocks))
 
     def cut_all_reduces(self) -> None:
         """Let all-reduces begin within the last backward, in parts, where that is faster."""
@@ -153,13 +172,29 @@ class _ChainSearch:
             )
             self.offer(replace(chosen, stages=stages))
 
-    def _draft_of(self, plan: _core.ChainPlan, blocks: Sequence[int]) -> Draft:
+    def join_last_gradients(self) -> None:
+        """Run a stage's last backward in one block where that is faster.
+
+        An all-reduce in parts begins earlier in a whole backward than in a weight gradient alone.
+        """
+        if self.best is None or not self.best.orders:
+            return
+        for index in range(len(self.best.stages)):
+            orders = [joined_at_end(order, index) for order in self.best.orders]
+            self.offer(replace(self.best, orders=tuple(orders)))
+
+    def _draft_of(
+        self, plan: _core.ChainPlan, parts: Sequence[int], blocks: Sequence[int]
+    ) -> Draft:
         # A group has the same shares in all its stages, whatever layers they have.
         shares = [self.instance.shares(devices, 0, 1, 0) for devices in plan.devices]
         stages = tuple(
-            stage_of_shares(range(first, end), plan.devices[group], shares[group])
-            for first, end, group in zip(
-                [0, *plan.end_layer[:-1]], plan.end_layer, plan.group, strict=True
+            replace(
+                stage_of_shares(range(first, end), plan.devices[group], shares[group]),
+                gradient_buckets=count,
+            )
+            for first, end, group, count in zip(
+                [0, *plan.end_layer[:-1]], plan.end_layer, plan.group, parts, strict=True
             )
         )
         is_split = [

@@ -40,14 +40,15 @@ from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["TAGS_PER_MICROBATCH", "Inbox", "Lane", "Outbox"]
+__all__ = ["TAGS_PER_MESSAGE", "Inbox", "Lane", "Outbox"]
 
 NUM_PARTS = 4
 HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
 """The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
 tensors, or filler, whose receives were posted before the header came."""
-TAGS_PER_MICROBATCH = 2 * NUM_PARTS
-"""One for each part and direction; so the rest of a tag tells these two."""
+TAGS_PER_MESSAGE = 2 * NUM_PARTS
+"""One for each part and direction; so the rest of a tag tells these two. What is in front of the
+rest tells microbatch and channel: two ranks may have several channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +73,17 @@ class Lane:
         """The lane whose sender has this order of all microbatches."""
         used = [microbatch for microbatch in order if runs_of[microbatch]]
         position_of = {microbatch: position for position, microbatch in enumerate(used)}
-        tags = tuple(_tag(microbatch, HEADER, kind) for microbatch in range(len(runs_of)))
+        first = channel * len(runs_of)
+        tags = tuple(_tag(first + microbatch, HEADER, kind) for microbatch in range(len(runs_of)))
         return cls(channel, kind, runs_of, used, position_of, tags)
 
     def tag(self, microbatch: int, part: int) -> int:
         """A number that tells apart what two ranks exchange in a step."""
-        return _tag(microbatch, part, self.kind)
+        return _tag(self.channel * len(self.runs_of) + microbatch, part, self.kind)
 
 
-def _tag(microbatch: int, part: int, kind: Kind) -> int:
-    return TAGS_PER_MICROBATCH * microbatch + 2 * part + (kind is Kind.BACKWARD)
+def _tag(message: int, part: int, kind: Kind) -> int:
+    return TAGS_PER_MESSAGE * message + 2 * part + (kind is Kind.BACKWARD)
 
 
 @dataclass(slots=True)

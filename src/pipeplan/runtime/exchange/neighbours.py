@@ -1,4 +1,4 @@
-"""What one rank exchanges with the stage before and the stage behind.
+"""What one stage of a rank exchanges with the stage before and the stage behind.
 
 While a block computes, the input of the next block is on its way::
 
@@ -9,7 +9,11 @@ While a block computes, the input of the next block is on its way::
 Two things hold memory that the plan's prediction does not count. Receives beyond that of the next
 block smooth an uneven flow. Sent tensors stay until somebody waits for them. Both together may take
 a tenth of the predicted memory, in four equal parts. Where that is too little, only the next
-block's receive is posted, and a thread frees tensors as soon as they are sent.
+block's receive is posted, and a thread frees tensors as soon as they are sent. The stages of a rank
+share all this.
+
+A neighbour on the same ranks gets tensors without a message, as copies: layers may change what they
+are given, and recomputation needs it unchanged.
 
 Outputs and gradients are messages of the same kind. A message of gradients says which tensors have
 one: a tensor that had no influence on the loss has none, and zeros are not the same. Weight decay
@@ -18,19 +22,22 @@ would move parameters that ordinary training leaves alone.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
 from pipeplan.cost import BYTES_IN_GB, CostModel
+from pipeplan.group_memory import group_memory_parts
 from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.exchange.channels import Inbox, Lane, Outbox
-from pipeplan.runtime.exchange.contents import describe
+from pipeplan.runtime.exchange.contents import describe, parse_template
 from pipeplan.runtime.exchange.forecasts import Forecasts
 from pipeplan.runtime.exchange.row_routing import RowRouting
 from pipeplan.runtime.exchange.sends import LazySends, PendingSends, PolledSends, ThreadedSends
 from pipeplan.runtime.exchange.transports import Transport
+from pipeplan.runtime.stage_orders import group_of, stage_order
 
 __all__ = ["Arrival", "Exchange", "StepExchange"]
 
@@ -46,6 +53,10 @@ FEWEST_LAZY = 2
 """Gradients are sent without a thread if at least this many fit into the margin."""
 
 
+RECEIVERS = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT))
+"""Kinds of blocks that need something of a neighbour."""
+
+
 class Arrival(NamedTuple):
     """The input of a block, from its neighbours."""
 
@@ -55,6 +66,9 @@ class Arrival(NamedTuple):
     """Joins these tensors into one value; None on the first stage."""
     gradients: list[torch.Tensor | None]
     """For a backward: the gradient of each output, None for an output that has none."""
+
+
+NOTHING = Arrival([], None, [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +91,7 @@ class _Route:
 
 
 class Exchange:
-    """The channels of one rank, over all steps."""
+    """The channels of one stage of a rank, over all steps."""
 
     def __init__(
         self,
@@ -90,18 +104,39 @@ class Exchange:
         self.plan, self.transport = plan, transport
         self.stage, replica = place
         self._receive_ahead = receive_ahead
-        cost = CostModel(plan.model, plan.cluster)
-        self._in_flight = plan.schedule.most_in_flight(self.stage)
-        predicted_gb = cost.memory_gb(plan.stages[self.stage], self._in_flight)[replica]
+        number = group_of(plan, self.stage)
+        group = plan.groups[number]
+        first = plan.stages[group.stages[0]]
+        device = plan.stages[self.stage].devices[replica]
+        parts = group_memory_parts(
+            CostModel(plan.model, plan.cluster),
+            plan.stages,
+            group,
+            plan.schedule.group_codes(number),
+            shard_optimizer=plan.shard_optimizer,
+        )
+        predicted_gb = parts[first.devices.index(device)].total_gb
+        self._in_flight = _most_in_flight(stage_order(plan, self.stage))
+        self._is_chain = len(plan.groups) == plan.num_stages
+        """Whether no two stages are on the same ranks."""
         # A profile without sizes predicts nothing, but the parameters still take memory.
         held_bytes = max(predicted_gb * BYTES_IN_GB, parameter_bytes)
         spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
-        self._bytes_per_use = spare_bytes / NUM_USES
+        self._bytes_per_use = spare_bytes / NUM_USES / len(group.stages)
+        self.is_local_before = self._is_local(self.stage - 1)
+        """Whether the stage before is on the same ranks."""
+        self.is_local_behind = self._is_local(self.stage + 1)
         self._sends: dict[Kind, PendingSends] = {}
         self._routes: dict[int, _Route] = {}
         """By the rows of the batch."""
         self.forecasts = {self.stage - 1: Forecasts(), self.stage: Forecasts()}
         """By channel, so that both of its ends forget alike."""
+
+    def _is_local(self, neighbour: int) -> bool:
+        stages = self.plan.stages
+        if not 0 <= neighbour < len(stages):
+            return False
+        return set(stages[neighbour].devices) == set(stages[self.stage].devices)
 
     def begin(self, routing: RowRouting, key: int) -> "StepExchange":
         """The exchange of one step; the key is the same on all ranks."""
@@ -111,9 +146,10 @@ class Exchange:
         return StepExchange(self, route, key)
 
     def _make_route(self, routing: RowRouting) -> _Route:
-        has_behind = self.stage + 1 < self.plan.num_stages
+        has_before = self.stage > 0 and not self.is_local_before
+        has_behind = self.stage + 1 < self.plan.num_stages and not self.is_local_behind
         return _Route(
-            before=self._make_lanes(routing, is_behind=False) if self.stage else None,
+            before=self._make_lanes(routing, is_behind=False) if has_before else None,
             behind=self._make_lanes(routing, is_behind=True) if has_behind else None,
             num_rows=tuple(map(len, routing.rows)),
         )
@@ -123,9 +159,9 @@ class Exchange:
         channel = self.stage if is_behind else self.stage - 1
         runs_of = routing.runs_out if is_behind else routing.runs_in
         incoming, outgoing = (Kind.BACKWARD, Kind.FORWARD)[:: 1 if is_behind else -1]
-        other, own = self.plan.schedule[channel + is_behind], self.plan.schedule[self.stage]
-        sent_there = [block.microbatch for block in other if block.kind is incoming]
-        sent_here = [block.microbatch for block in own if block.kind is outgoing]
+        other, own = stage_order(self.plan, channel + is_behind), stage_order(self.plan, self.stage)
+        sent_there = [block.microbatch for block in other if _sends(block.kind, incoming)]
+        sent_here = [block.microbatch for block in own if _sends(block.kind, outgoing)]
         return _Lanes(
             incoming=Lane.of(channel, incoming, runs_of, sent_there),
             outgoing=Lane.of(channel, outgoing, runs_of, sent_here),
@@ -146,11 +182,15 @@ class Exchange:
         """The pending sends of one direction, for messages of so many bytes.
 
         All outputs may be open at once, but only as many gradients as fit. The stage before
-        receives in the order of the sends, so waiting for them cannot deadlock.
+        receives in the order of the sends, so waiting for them cannot deadlock. If ranks have
+        several stages it could: the rank before may wait for another block of this rank. Then
+        nobody waits, and if not all gradients fit, a thread frees them.
         """
         num_fitting = self._num_fitting(each_bytes)
-        enough = self._in_flight if kind is Kind.FORWARD else FEWEST_LAZY
-        most_open = sys.maxsize if kind is Kind.FORWARD else max(1, num_fitting)
+        enough, most_open = self._in_flight, sys.maxsize
+        if kind is not Kind.FORWARD:
+            enough = FEWEST_LAZY if self._is_chain else self.plan.microbatches
+            most_open = max(1, num_fitting) if self._is_chain else sys.maxsize
         make: type[PendingSends] = LazySends if num_fitting >= enough else ThreadedSends
         if not self.transport.posts_ahead:
             make = PolledSends
@@ -167,8 +207,30 @@ class Exchange:
         return int(self._bytes_per_use // each_bytes) if each_bytes else sys.maxsize
 
 
+def _sends(kind: Kind, direction: Kind) -> bool:
+    """Whether blocks of a kind send something in this direction."""
+    if direction is Kind.FORWARD:
+        return kind is Kind.FORWARD
+    return kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+
+
+def _most_in_flight(order: Sequence[Block]) -> int:
+    """The most microbatches of a stage between F and B or I."""
+    steps = [1 if block.kind is Kind.FORWARD else -1 for block in order if block.kind in RECEIVERS]
+    return max(accumulate(steps), default=0)
+
+
+@dataclass(slots=True)
+class _Handover:
+    """What two neighbouring stages on the same rank give each other in a step, by microbatch."""
+
+    outputs: dict[int, tuple[list[torch.Tensor], Any]] = field(default_factory=dict)
+    """Tensors, and what joins them into one value."""
+    gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+
+
 class StepExchange:
-    """What one rank exchanges in one step."""
+    """What one stage of a rank exchanges in one step."""
 
     def __init__(self, channels: Exchange, route: _Route, key: int) -> None:
         self._channels, self._num_rows = channels, route.num_rows
@@ -178,17 +240,22 @@ class StepExchange:
         """How many tensors each microbatch sent to the stage behind."""
         self._inboxes: list[Inbox] = []
         """Where something arrives in this step."""
+        self._local_before: _Handover | None = None
+        self._local_behind: _Handover | None = None
+
+    def join(self, behind: "StepExchange") -> None:
+        """Hand over to the stage behind, which is on this rank, without messages."""
+        self._local_behind = behind._local_before = _Handover()
 
     def expect(self, order: Sequence[Block]) -> None:
         """Post the first receives of both directions; `order` has the blocks of this step."""
-        inbox_of = {Kind.FORWARD: self._inputs, Kind.BACKWARD: self._gradients_in}
         kinds = {block.kind for block in order}
-        self._inboxes = [
-            inbox for kind, inbox in inbox_of.items() if inbox is not None and kind in kinds
-        ]
-        self._post_ahead()
+        forward, backward = Kind.FORWARD in kinds, bool(kinds & RECEIVERS - {Kind.FORWARD})
+        used = [(self._inputs, forward), (self._gradients_in, backward)]
+        self._inboxes = [inbox for inbox, is_used in used if inbox is not None and is_used]
+        self.post_ahead()
 
-    def _post_ahead(self) -> None:
+    def post_ahead(self) -> None:
         """Post a few receives of both directions: gloo moves nothing before.
 
         A gradient may come while forwards are still to run, long before a backward is next.
@@ -201,15 +268,26 @@ class StepExchange:
         inbox = self._inputs if block.kind is Kind.FORWARD else self._gradients_in
         if inbox is not None:
             inbox.post(block.microbatch)
-        self._post_ahead()
+        self.post_ahead()
+
+    def receives(self, block: Block) -> bool:
+        """Whether a message brings the block's input."""
+        if block.kind is Kind.FORWARD:
+            return self._inputs is not None
+        return block.kind in RECEIVERS and self._gradients_in is not None
 
     def take(self, block: Block) -> Arrival:
         """The block's input from its neighbours; waits until it has arrived."""
         if block.kind is Kind.FORWARD:
             return self._take_input(block.microbatch)
+        if block.kind is Kind.WEIGHT_GRADIENT:
+            return NOTHING
         return self._take_gradients(block.microbatch)
 
     def _take_input(self, microbatch: int) -> Arrival:
+        if self._local_before is not None:
+            tensors, template = self._local_before.outputs.pop(microbatch)
+            return Arrival(tensors, template, [])
         if self._inputs is None:
             return Arrival([], None, [])
         received = self._inputs.take(microbatch)
@@ -219,6 +297,8 @@ class StepExchange:
         return Arrival(received.tensors, received.template, [])
 
     def _take_gradients(self, microbatch: int) -> Arrival:
+        if self._local_behind is not None:
+            return Arrival([], None, self._local_behind.gradients.pop(microbatch))
         if self._gradients_in is None or self._outputs is None:
             return Arrival([], None, [])
         received = self._gradients_in.take(microbatch)
@@ -236,14 +316,24 @@ class StepExchange:
         template: Any,
     ) -> None:
         """Start to send a microbatch to the stage behind."""
-        assert self._outputs is not None  # the last stage sends none
         num_rows = self._num_rows[microbatch]
         contents = describe(tensors, have_gradient, template, num_rows, self._channels.stage)
+        if self._local_behind is not None:
+            copies = [tensor.detach().clone() for tensor in tensors]
+            for copy, has_gradient in zip(copies, have_gradient, strict=True):
+                copy.requires_grad_(has_gradient)
+            outputs = copies, parse_template(contents.template)
+            self._local_behind.outputs[microbatch] = outputs
+            return
+        assert self._outputs is not None  # the last stage sends none
         self._num_sent[microbatch] = len(tensors)
         self._outputs.send(microbatch, tensors, contents)
 
     def send_gradients(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
         """Start to send to the stage before the gradient of each tensor that came from it."""
+        if self._local_before is not None:
+            self._local_before.gradients[microbatch] = list(gradients)
+            return
         if self._gradients_out is None:
             return
         found = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}

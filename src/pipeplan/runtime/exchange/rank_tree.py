@@ -38,7 +38,7 @@ class RankTree:
     @classmethod
     def of(cls, rank: int, stage_ranks: Sequence[Sequence[int]], num_ranks: int) -> "RankTree":
         """The place of a rank; `stage_ranks` are the ranks of each stage."""
-        used = [rank for ranks in stage_ranks for rank in ranks]
+        used = list(dict.fromkeys(rank for ranks in stage_ranks for rank in ranks))
         order = [*used, *(rank for rank in range(num_ranks) if rank not in used)]
         position = order.index(rank)
         return cls(

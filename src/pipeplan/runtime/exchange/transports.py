@@ -117,6 +117,7 @@ class NcclTransport(Transport):
                 sorted({*stage_ranks[channel], *stage_ranks[channel + 1]})
             )
             for channel in range(len(stage_ranks) - 1)
+            if set(stage_ranks[channel]) != set(stage_ranks[channel + 1])  # else no messages
             for kind in (Kind.FORWARD, Kind.BACKWARD)
         }
         self._make_communicators(stage_ranks)

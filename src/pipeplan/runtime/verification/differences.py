@@ -12,7 +12,8 @@ import torch
 
 from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.layer_records import LayerCall, Noted
-from pipeplan.runtime.verification.runs import Result, StageCalls, owned_positions
+from pipeplan.runtime.verification.runs import owned_positions
+from pipeplan.runtime.verification.stage_calls import Result, StageCalls
 from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.placeholders import CARRIED_PAST, has_placeholder
 from pipeplan.splitting.stage_modules import StageModule

@@ -8,6 +8,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings
+from pipeplan.runtime.stage_orders import stage_order
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.verification.loss_rows import LossOfRows
@@ -33,7 +34,6 @@ class FirstStep:
         self._loss_rows: LossOfRows | None = None
         self._verification: Verification | None = None
         if settings.verifies:
-            place = placement.find(rank)
             self._verification = Verification(
                 rank=rank,
                 replica=replica,
@@ -43,7 +43,11 @@ class FirstStep:
                 loss=settings.loss,
                 num_microbatches=plan.microbatches,
                 amp_dtype=settings.amp_dtype,
-                recomputes=place is not None and plan.stages[place[0]].recompute,
+                recomputes=tuple(stage.recompute for stage in plan.stages),
+                kinds=tuple(
+                    frozenset(block.kind for block in stage_order(plan, stage))
+                    for stage in range(plan.num_stages)
+                ),
             )
 
     def verify(

@@ -34,6 +34,8 @@ class Noted:
     live: list[torch.Tensor]
     """The tensors themselves, until the backward begins."""
     watched: list[bool]
+    is_complete: bool = False
+    """Whether all gradients are there; nodes may run again for weights alone."""
 
 
 @dataclass(slots=True)
@@ -193,6 +195,8 @@ def _watch(noted: Noted) -> None:
             noted.watched[index] = noted.needs_gradient[index] = True
 
             def keep(gradient: torch.Tensor, index: int = index) -> None:
+                if noted.is_complete:
+                    return
                 before = noted.gradients[index]
                 copy = gradient.detach().clone()
                 noted.gradients[index] = copy if before is None else before + copy

@@ -16,7 +16,8 @@ import torch
 
 from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.loss_rows import LossOfRows
-from pipeplan.runtime.verification.runs import Result, Sample, StageCalls, evaluate_whole, run_whole
+from pipeplan.runtime.verification.runs import evaluate_whole, run_whole
+from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 
 __all__ = ["RowReport", "look_at_rows"]
 

@@ -4,7 +4,7 @@
 
     whole model   F0 B0 F1 B1                       ordinary training, microbatch by microbatch
     spoiling      F B with other inputs             whatever Python remembers of them is wrong now
-    stage         F0 F1 B0 B1                       by the runtime's own code; its inputs are what
+    stage         F0 F1 B0 B1, or I and W           by the runtime's own code; its inputs are what
                                                     enters these layers in the whole model
 
 The stage must not find anything that the whole model left behind in Python: globals, caches,
@@ -15,8 +15,7 @@ the spoiling run replaces them by values of other inputs.
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,119 +23,23 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.code_state import CodeState
-from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.extra_losses import collect_losses
-from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.parameters import LOSS_NAME
-from pipeplan.runtime.verification.layer_records import LayerCall, LayerRecorder, Noted, note
-from pipeplan.runtime.verification.same_randomness import Draw, SameRandomness, seed_python
+from pipeplan.runtime.verification.layer_records import LayerRecorder, Noted, note
+from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
+from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 from pipeplan.splitting.layout import LayoutKind
-from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = [
-    "Result",
-    "Sample",
-    "StageCalls",
     "evaluate_whole",
     "owned_positions",
     "run_stage",
     "run_whole",
     "try_whole",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One microbatch of a few rows."""
-
-    call: tuple[tuple[Any, ...], dict[str, Any]]
-    targets: Any
-    num_rows: int
-
-    def copied(self) -> "Sample":
-        """The same rows in memory of their own: models may change their inputs."""
-        call, targets = map_tensors([self.call, self.targets], lambda tensor: tensor.clone())
-        return Sample(call=tuple(call), targets=targets, num_rows=self.num_rows)
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """What a run of some microbatches gave."""
-
-    losses: list[torch.Tensor] = field(default_factory=list)
-    calls: list[dict[int, LayerCall]] = field(default_factory=list)
-    """By microbatch and atom."""
-    entering: list[Noted | None] = field(default_factory=list)
-    """What enters the stage, by microbatch; None for the first stage."""
-    leaving: list[Noted | None] = field(default_factory=list)
-    """What leaves the stage, by microbatch; None for the last stage."""
-    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    """Of the parameters that the stage holds."""
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Buffers of the stage afterwards."""
-    draws: list[Draw] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
-    uses_own_generator: bool = False
-    remembers: list[str] = field(default_factory=list)
-    """Buffers and numbers that have changed."""
-    has_gradient: bool = False
-    """Whether the loss depends on a parameter that is trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """What modules and their code remember at one moment."""
-
-    of_modules: ModuleState
-    of_code: CodeState
-
-    def put_back(self) -> None:
-        """Let them remember that again."""
-        self.of_modules.put_back()
-        self.of_code.put_back()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCalls:
-    """What both runs need to know of a stage."""
-
-    module: StageModule
-    runner: StageRunner
-    loss: LossTerms
-    parameters: dict[str, nn.Parameter]
-    device: torch.device
-    amp_dtype: torch.dtype | None
-    decayed: frozenset[str] = frozenset()
-    """Parameters that the optimizer shrinks by weight decay, even if their gradient is zero."""
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """As the runtime autocasts."""
-        if self.amp_dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.amp_dtype)
-
-    def modules(self) -> list[nn.Module]:
-        """The modules of the model as it is now, and those of the loss."""
-        found = list(self.module.model.modules())
-        if isinstance(self.loss.loss_fn, nn.Module):
-            known = set(map(id, found))
-            found += [m for m in self.loss.loss_fn.modules() if id(m) not in known]
-        return found
-
-    def state(self) -> "KeptState":
-        """What the model and the loss remember now, in their modules and in their code."""
-        modules = self.modules()
-        return KeptState(ModuleState(modules), CodeState(modules, [self.loss.loss_fn]))
-
-    def shares(self, samples: Sequence[Sample]) -> list[float]:
-        """By how much the loss of each microbatch counts."""
-        weights = [self.loss.weight(sample.targets, sample.num_rows) for sample in samples]
-        total = sum(weights)
-        return [weight / total if total else 0.0 for weight in weights]
 
 
 def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
@@ -235,6 +138,13 @@ def run_stage(
     stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
 ) -> Result:
     """The stage's results, with what enters it in the whole model."""
+    with stage.module.alone():
+        return _run_alone(stage, samples, whole, trains=trains)
+
+
+def _run_alone(
+    stage: StageCalls, samples: Sequence[Sample], whole: Result, *, trains: bool
+) -> Result:
     module, result = stage.module, Result()
     randomness = SameRandomness(owned_positions(module))
     _clear(module.model)
@@ -249,6 +159,7 @@ def run_stage(
             ]
             for index in range(len(samples) if trains else 0):
                 _backward(stage, index, whole.leaving[index], carried[index], result)
+            _run_weights(stage, range(len(samples) if trains else 0), result)
     finally:
         recorder.detach()
     result.draws, result.uses_own_generator = randomness.draws, randomness.uses_own_generator
@@ -330,10 +241,23 @@ def _backward(
     grad_outputs: list[torch.Tensor | None] = []
     if leaving is not None:
         grad_outputs = [None if each is None else each.clone() for each in leaving.gradients]
-    gradients = stage.runner.backward(index, grad_outputs)
+    run = stage.runner.backward_input if stage.splits(index) else stage.runner.backward
+    gradients = run(index, grad_outputs)
     entering = note([tensor.detach() for tensor in carried])
     entering.gradients = gradients
     result.entering.append(entering)
+
+
+def _run_weights(stage: StageCalls, indices: Iterable[int], result: Result) -> None:
+    """Run the second halves of backwards. What they run again has been noted before."""
+    for calls in result.calls:
+        for call in calls.values():
+            for noted in (call.first_input, call.output):
+                if noted is not None:
+                    noted.is_complete = True
+    for index in indices:
+        if stage.splits(index):
+            stage.runner.backward_weight(index)
 
 
 def _note_tensors(stage: StageCalls, result: Result) -> None:

@@ -13,7 +13,6 @@ changed a little while it lasts: they could hide a difference.
 
 import contextlib
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +23,8 @@ from torch import nn
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
-from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.placement import name_stages
 from pipeplan.runtime.verification.differences import (
     NOT_THERE,
     REMEMBERS,
@@ -35,16 +34,16 @@ from pipeplan.runtime.verification.differences import (
 )
 from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
-from pipeplan.runtime.verification.runs import (
-    Result,
-    Sample,
-    StageCalls,
-    evaluate_whole,
-    run_stage,
-    run_whole,
-    try_whole,
-)
+from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
+from pipeplan.runtime.verification.same_loss import find_other_loss, fingerprint_whole
 from pipeplan.runtime.verification.same_randomness import SameRandomness
+from pipeplan.runtime.verification.shared_gradients import (
+    Projections,
+    find_in_sums,
+    find_shared,
+    project,
+)
+from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.torch_private import count_changes
 
@@ -52,9 +51,6 @@ __all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
 NUDGE = 0.05
 """The size of the changes of constant parameters."""
-
-Projections = dict[str, list[float]]
-"""For each parameter that several stages hold: numbers that are linear in its gradient."""
 
 
 class WholeModelError(RuntimeMismatchError):
@@ -99,7 +95,7 @@ def compare_stage(
     `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
     """
     module = stage.module
-    weights = _fingerprint_whole(stage)
+    weights = fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
     marks = _marks(module.model)
     before = try_whole(stage, samples[0])
@@ -109,12 +105,13 @@ def compare_stage(
     of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
     with _nudged([*module.model.parameters(), *module.rest.tensors, *of_loss]):
         own = {id(parameter) for parameter in module.model.parameters()}
-        separated = module.rest.separate(own)
-        shared = [
-            name
-            for name, parameter in stage.parameters.items()
-            if len(held_by[name]) > 1 and id(parameter) not in separated
-        ]
+        shared = find_shared(
+            stage.parameters,
+            module.rest.separate(own),
+            held_by,
+            first_name_of,
+            stage.own_stages,
+        )
         rows = RowReport()
         try:
             with warnings.catch_warnings():
@@ -124,6 +121,7 @@ def compare_stage(
                 if joint is not None and difference is None:
                     rows = look_at_rows(stage, samples, wholes, joint, spread)
                     difference = _in_forward(rows.problem) if rows.problem else None
+                difference = difference or _find_common(stage, wholes[True])
         finally:
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
@@ -139,8 +137,8 @@ def compare_stage(
     return Report(
         difference=difference,
         loss=float(sum(wholes[True].losses)),
-        whole=_project(wholes[True], shared, first_name_of),
-        cut=_project(cut, shared, first_name_of),
+        whole=project(wholes[True].gradients, shared),
+        cut=project(cut.gradients, shared),
         weights=weights,
         loss_rows=rows.loss_rows,
         note=rows.note,
@@ -148,14 +146,18 @@ def compare_stage(
     )
 
 
-def _fingerprint_whole(stage: StageCalls) -> int:
-    """Of the values of the whole model and the loss."""
-    with stage.module.whole() as model:
-        found = [model.state_dict()]
-        if isinstance(stage.loss.loss_fn, nn.Module):
-            found.append(stage.loss.loss_fn.state_dict())
-        tensors = [t for each in found for t in each.values() if isinstance(t, torch.Tensor)]
-        return fingerprint(tuple(tensors), 0)
+def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
+    """Refuse what a forward changes outside of layers, if a rank runs it once for each stage."""
+    if len(stage.own_stages) < 2:
+        return None
+    for name in whole.remembers:
+        if stage.module.held.is_common(name):
+            return _in_forward(
+                f"model: {printable(name)!r} changes in each forward, outside of the layers, and a"
+                f" rank with several stages ({name_stages(sorted(stage.own_stages))}) runs that for"
+                " each of them; keep it in a layer, or plan with one stage a device"
+            )
+    return None
 
 
 def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
@@ -255,14 +257,17 @@ def _other_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run_and_compare(
-    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], shared: Sequence[str]
+    stage: StageCalls,
+    samples: Sequence[Sample],
+    wholes: dict[bool, Result],
+    shared: Mapping[str, str],
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
     state = stage.state()
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
-            return find_difference(stage, whole, whole, shared=shared), trained
+            return find_difference(stage, whole, whole, shared=list(shared)), trained
         missing = _find_missing(stage, whole)
         if missing is not None:
             return _in_forward(missing), trained
@@ -279,7 +284,7 @@ def _run_and_compare(
             return _in_forward(text), trained
         finally:
             state.put_back()
-        difference = find_difference(stage, whole, cut, shared=shared if trains else [])
+        difference = find_difference(stage, whole, cut, shared=list(shared) if trains else [])
         if difference is not None:
             if not trains:
                 difference = replace(difference, text=f"{difference.text} (in evaluation)")
@@ -322,7 +327,9 @@ def first_difference(reports: Sequence[Report], rounding: Callable[[float], floa
     """The difference of all stages that explains most; None if there is none."""
     found = [report.difference for report in reports if report.difference is not None]
     found.sort(key=lambda difference: not difference.is_in_forward)
-    return found[0].text if found else _find_in_sums(reports, rounding)
+    if found:
+        return found[0].text
+    return find_other_loss(reports, rounding) or find_in_sums(reports, rounding)
 
 
 def _first_line(error: Exception) -> str:
@@ -350,49 +357,3 @@ def _nudged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for tensor, values in kept.values():
             tensor.data.copy_(values)
-
-
-def _project(result: Result, names: Sequence[str], first_name_of: Mapping[str, str]) -> Projections:
-    """Two numbers that are linear in the gradient, and the gradient's size."""
-    found: Projections = {}
-    for name in names:
-        gradient = result.gradients.get(name)
-        first = first_name_of[name]
-        if gradient is None:
-            found[first] = [0.0, 0.0, 0.0]
-            continue
-        values = gradient.detach().double().flatten().cpu()
-        generator = torch.Generator().manual_seed(zlib.crc32(first.encode()))
-        vectors = torch.randn(2, values.numel(), generator=generator, dtype=torch.float64)
-        found[first] = [*(vectors @ values).tolist(), float(values.norm())]
-    return found
-
-
-def _find_in_sums(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
-    """Compare gradients of parameters that several stages hold: the sum over stages is the whole's.
-
-    Ranks that have loaded their stage from a checkpoint differ in the rest of the model. Then
-    nothing can be said. If they do not, all of them have to find the same loss.
-    """
-    losses = [report.loss for report in reports]
-    if max(losses) - min(losses) > rounding(max(map(abs, losses))):
-        if len({report.weights for report in reports}) > 1:
-            return None
-        return (
-            f"model: the whole model has a loss of {min(losses):.6g} on one rank and"
-            f" {max(losses):.6g} on another, with the same weights and rows; its code or its"
-            " loss's reads something that differs: the rank, the environment, a file"
-        )
-    names = sorted({name for report in reports for name in report.whole})
-    for name in names:
-        wholes = [report.whole[name] for report in reports if name in report.whole]
-        cuts = [report.cut[name] for report in reports if name in report.cut]
-        size = max([whole[2] for whole in wholes] + [sum(cut[2] for cut in cuts)])
-        for number in (0, 1):
-            total = sum(cut[number] for cut in cuts)
-            if abs(total - wholes[0][number]) > 10 * rounding(size):
-                return (
-                    f"parameter {name!r}: its gradients of all stages together are not that of the"
-                    " whole model; something uses it in a way that a cut loses"
-                )
-    return None

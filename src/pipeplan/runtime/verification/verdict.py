@@ -12,11 +12,12 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.pipeline import Kind
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
-from pipeplan.runtime.verification.runs import Sample, StageCalls
+from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
     compare_stage,
@@ -64,7 +65,10 @@ class Verification:
     loss: LossTerms
     num_microbatches: int
     amp_dtype: torch.dtype | None
-    recomputes: bool
+    recomputes: tuple[bool, ...]
+    """By stage."""
+    kinds: tuple[frozenset[Kind], ...]
+    """By stage, the kinds of its blocks."""
 
     def run(self, batch: Any, targets: Any, num_rows: int) -> tuple[str | None, LossOfRows | None]:
         """Compare; all ranks have to call it.
@@ -77,19 +81,19 @@ class Verification:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
         """
         samples = self._share(batch, targets, num_rows)
-        report = None
+        own: dict[int, Report] = {}
         if self.replica is not None and self.rank in self._comparing:
             try:
-                report = self._compare(self.replica, samples, (targets, num_rows))
-            except RuntimeMismatchError as error:
-                report = failed(error)
+                for part in self.replica.parts:
+                    own[part.stage] = self._compare(part, samples, (targets, num_rows))
             finally:
-                self.replica.module.forget_rest()
+                self.replica.parts[0].module.forget_rest()
                 self.replica.reducer.begin()
-        loss_rows = report.loss_rows if report is not None else None
+        loss_rows = own[max(own)].loss_rows if own else None
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, report and replace(report, loss_rows=None))
-        reports = [everyone[rank] for rank in self._comparing]
+        sent = {stage: replace(report, loss_rows=None) for stage, report in own.items()}
+        dist.all_gather_object(everyone, sent)
+        reports = [everyone[rank][stage] for stage, rank in enumerate(self._comparing)]
         found = first_difference(reports, self._rounding)
         if found is not None:
             raise RuntimeMismatchError(
@@ -116,8 +120,14 @@ class Verification:
 
     @property
     def _comparing(self) -> list[int]:
-        """The ranks that compare: the first replica of each stage."""
-        return [ranks[0] for ranks in self.stage_ranks]
+        """For each stage the rank that compares it: the first replica of its group's first stage.
+
+        The groups' stages have the same ranks, but may name them in another order.
+        """
+        first_of: dict[frozenset[int], int] = {}
+        for ranks in self.stage_ranks:
+            first_of.setdefault(frozenset(ranks), ranks[0])
+        return [first_of[frozenset(ranks)] for ranks in self.stage_ranks]
 
     def _rounding(self, size: float) -> float:
         """How much numbers of a size may differ by rounding."""
@@ -144,7 +154,7 @@ class Verification:
         if targets is not None:
             targets = mark_rows(targets, num_rows, "targets")
             aims = [select_rows(targets, r, host) for r in rows]
-        sources = self.stage_ranks[0][0], self.stage_ranks[-1][0]
+        sources = self._comparing[0], self._comparing[-1]
         shared: list[Any] = []
         for kind, (value, source) in enumerate(zip((calls, aims), sources, strict=True)):
             box = [value]
@@ -157,17 +167,27 @@ class Verification:
             for call, aim, r in zip(*shared, rows, strict=True)
         ]
 
-    def _compare(self, replica: Replica, samples: list[Sample], targets: tuple[Any, int]) -> Report:
+    def _compare(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
+        try:
+            return self._compare_part(part, samples, targets)
+        except RuntimeMismatchError as error:
+            return failed(error)
+
+    def _compare_part(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
+        replica = self.replica
+        assert replica is not None  # this is one of its parts
         groups = self.optimizer.param_groups
         decayed = {id(p) for group in groups if group.get("weight_decay") for p in group["params"]}
         stage = StageCalls(
-            module=replica.module,
-            runner=replica.runner,
+            module=part.module,
+            runner=part.runner,
             loss=self.loss,
-            parameters=replica.named,
-            device=replica.runner.device,
+            parameters=part.named,
+            device=part.runner.device,
             amp_dtype=self.amp_dtype,
-            decayed=frozenset(n for n, p in replica.named.items() if id(p) in decayed),
+            decayed=frozenset(n for n, p in part.named.items() if id(p) in decayed),
+            kinds=self.kinds[part.stage],
+            own_stages=frozenset(each.stage for each in replica.parts),
         )
         with _on_one_device(stage) as placed:
             *parts, joint = [_move(sample, placed.device) for sample in samples]
@@ -176,7 +196,7 @@ class Verification:
                 parts,
                 self.first_name_of,
                 replica.held_by,
-                recomputes=self.recomputes,
+                recomputes=self.recomputes[part.stage],
                 has_replicas=len(replica.ranks) > 1,
                 joint=joint,
                 spread=targets if targets[0] is not None else None,

@@ -1,0 +1,75 @@
+// Improving the orders of a chain's groups, block by block.
+#pragma once
+#include <vector>
+
+#include "chain.hpp"
+#include "chain_rings.hpp"
+#include "control.hpp"
+#include "random.hpp"
+
+namespace pipeplan {
+
+class ChainSwaps {
+  public:
+    // The chain has to live as long as this; its links carry both directions at once.
+    explicit ChainSwaps(const Chain& chain);
+
+    // The iteration time of an order (blocks in the order of decisions); infinite if it deadlocks or
+    // needs more room than there is.
+    double time_of(const std::vector<int>& order);
+
+    // Walks from this order (blocks in the order of decisions) for so many steps, and leaves the best
+    // one in it. Returns its iteration time. Ends early at `enough_ms`, and at the deadline.
+    double improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
+                   Control& control);
+
+  private:
+    // A block in a group's sequence: stage and kind; the microbatch is how often that came before.
+    using Token = int;
+    struct Place {
+        int group, index;
+    };
+    struct Result {  // where a block's result goes
+        int receiver, channel;  // -1: nowhere; inside the group
+        double ms;
+    };
+
+    double length(Token token) const;
+    Result result_of(Token token, int microbatch) const;
+    bool fits(int g) const;
+    double run();
+    bool run_group(int g);
+    double finish();
+    void follow_back(Random& random);
+    bool change(Random& random);
+
+    const Chain& chain_;
+    std::vector<int> channel_there_, channel_back_;  // [P], -1 inside a group
+    int num_channels_ = 0;
+    std::vector<std::vector<int>> stages_;           // [G]
+    std::vector<std::vector<Token>> sequence_;       // [G]
+
+    // Of the last run.
+    std::vector<int> next_;           // [G], how far each sequence has come
+    std::vector<int> count_;          // [tokens]
+    std::vector<double> free_ms_;     // [G]
+    std::vector<int> group_block_;    // [G], what it ran last
+    std::vector<double> channel_ms_;  // [channels]
+    std::vector<int> channel_block_;  // [channels], whose result it carried last
+    std::vector<double> there_ms_, start_ms_;  // [blocks]; when the input is there, infinite: not known
+    std::vector<int> sender_;         // [blocks], whose result came over a channel; -1: none
+    std::vector<int> before_;         // [blocks], what ran before on the group
+    std::vector<int> waited_for_;     // [blocks], whose result its own one waited for; -1: none
+    std::vector<int> index_;          // [blocks], its place in the sequence
+    std::vector<double> end_ms_;      // [P], of the stage's last block
+    std::vector<int> last_of_stage_;  // [P]
+    ChainRings rings_;
+    std::vector<int> order_, waiting_;
+    int last_block_ = -1;             // the iteration ends with it, or with its all-reduce
+
+    std::vector<Place> critical_;  // blocks of the longest path that wait for the one before them
+    int changed_ = -1;
+    std::vector<Token> kept_;      // the sequence of that group before the change
+};
+
+}  // namespace pipeplan

@@ -1,0 +1,120 @@
+"""What the comparison of a stage knows: its samples, its calls, and what a run of them gave."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeplan.pipeline import Kind
+from pipeplan.runtime.code_state import CodeState
+from pipeplan.runtime.execution import StageRunner
+from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.verification.layer_records import LayerCall, Noted
+from pipeplan.runtime.verification.same_randomness import Draw
+from pipeplan.splitting.nesting import map_tensors
+from pipeplan.splitting.stage_modules import StageModule
+
+__all__ = ["KeptState", "Result", "Sample", "StageCalls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One microbatch of a few rows."""
+
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    targets: Any
+    num_rows: int
+
+    def copied(self) -> "Sample":
+        """The same rows in memory of their own: models may change their inputs."""
+        call, targets = map_tensors([self.call, self.targets], lambda tensor: tensor.clone())
+        return Sample(call=tuple(call), targets=targets, num_rows=self.num_rows)
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a run of some microbatches gave."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    calls: list[dict[int, LayerCall]] = field(default_factory=list)
+    """By microbatch and atom."""
+    entering: list[Noted | None] = field(default_factory=list)
+    """What enters the stage, by microbatch; None for the first stage."""
+    leaving: list[Noted | None] = field(default_factory=list)
+    """What leaves the stage, by microbatch; None for the last stage."""
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    """Of the parameters that the stage holds."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Buffers of the stage afterwards."""
+    draws: list[Draw] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    uses_own_generator: bool = False
+    remembers: list[str] = field(default_factory=list)
+    """Buffers and numbers that have changed."""
+    has_gradient: bool = False
+    """Whether the loss depends on a parameter that is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What modules and their code remember at one moment."""
+
+    of_modules: ModuleState
+    of_code: CodeState
+
+    def put_back(self) -> None:
+        """Let them remember that again."""
+        self.of_modules.put_back()
+        self.of_code.put_back()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCalls:
+    """What both runs need to know of a stage."""
+
+    module: StageModule
+    runner: StageRunner
+    loss: LossTerms
+    parameters: dict[str, nn.Parameter]
+    device: torch.device
+    amp_dtype: torch.dtype | None
+    decayed: frozenset[str] = frozenset()
+    """Parameters that the optimizer shrinks by weight decay, even if their gradient is zero."""
+    kinds: frozenset[Kind] = frozenset({Kind.FORWARD, Kind.BACKWARD})
+    """The kinds of the stage's blocks."""
+    own_stages: frozenset[int] = frozenset()
+    """All stages of the rank, if it has several."""
+
+    def splits(self, index: int) -> bool:
+        """Whether the backward of a sample runs in two halves; where the plan has both, in turn."""
+        both = {Kind.BACKWARD, Kind.INPUT_GRADIENT} <= self.kinds
+        return Kind.INPUT_GRADIENT in self.kinds and not (both and index % 2)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """As the runtime autocasts."""
+        if self.amp_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.amp_dtype)
+
+    def modules(self) -> list[nn.Module]:
+        """The modules of the model as it is now, and those of the loss."""
+        found = list(self.module.model.modules())
+        if isinstance(self.loss.loss_fn, nn.Module):
+            known = set(map(id, found))
+            found += [m for m in self.loss.loss_fn.modules() if id(m) not in known]
+        return found
+
+    def state(self) -> "KeptState":
+        """What the model and the loss remember now, in their modules and in their code."""
+        modules = self.modules()
+        return KeptState(ModuleState(modules), CodeState(modules, [self.loss.loss_fn]))
+
+    def shares(self, samples: Sequence[Sample]) -> list[float]:
+        """By how much the loss of each microbatch counts."""
+        weights = [self.loss.weight(sample.targets, sample.num_rows) for sample in samples]
+        total = sum(weights)
+        return [weight / total if total else 0.0 for weight in weights]
