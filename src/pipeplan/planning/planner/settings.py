@@ -22,6 +22,7 @@ __all__ = [
     "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
     "NUM_SHARED_CANDIDATES",
+    "PRICE_STEPS",
     "SET_SHARED_CYCLE",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -223,6 +224,9 @@ MAX_NEAR_DEVICES, NEAR_STEPS = 24, 3e7
 """Devices up to which small sets are looked at one by one for the bound, and how many steps that
 may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten times the effort.
 With them the gap falls by half."""
+PRICE_STEPS = 2e7
+"""How many steps effort 1 spends on prices of devices, about 10 nanoseconds each. Only where speeds
+differ: else the relaxed bound knows all that prices do."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 SHARED_BUDGET, LARGE_SHARED_BUDGET, MAX_SHARED_DEVICES = 0.5, 0.25, 64
