@@ -94,16 +94,13 @@ def compare_stage(
     `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
     `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
     """
-    module = stage.module
-    weights = fingerprint_whole(stage)
+    module, weights = stage.module, fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
     marks = _marks(module.model)
     before = try_whole(stage, samples[0])
     changed = _changed(module.model, marks)
     own_state.put_back()
-    loss_fn = stage.loss.loss_fn
-    of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
-    with _nudged([*module.model.parameters(), *module.rest.tensors, *of_loss]):
+    with _nudged(_all_tensors(stage)):
         own = {id(parameter) for parameter in module.model.parameters()}
         shared = find_shared(
             stage.parameters,
@@ -158,6 +155,13 @@ def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
                 " each of them; keep it in a layer, or plan with one stage a device"
             )
     return None
+
+
+def _all_tensors(stage: StageCalls) -> list[torch.Tensor]:
+    """Those of the whole model and of the loss, whatever this rank holds."""
+    loss_fn = stage.loss.loss_fn
+    of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
+    return [*stage.module.model.parameters(), *stage.module.rest.tensors, *of_loss]
 
 
 def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
