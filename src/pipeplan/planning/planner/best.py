@@ -55,8 +55,8 @@ OPTIMAL_WITHIN = 1e-7
 SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
-NUM_POLISHED = 4
-"""Plans for which each search looks for better schedules."""
+NUM_POLISHED = {False: 4, True: 2}
+"""Plans for which each search looks for better schedules, by whether links are shared."""
 
 
 def plan_best(
@@ -72,7 +72,7 @@ def plan_best(
     try:
         search.order_devices()
         search.plan_on_orders()
-        if search.plans_on_sets:  # a better plan prunes more than this short search costs
+        if search.plans_on_sets and not problem.cost.contention:  # prunes more than it costs
             first = different_plans(search.incumbent.ranked(), settings.BEFORE_PROOF.num_searches)
             search.search_from(first, settings.BEFORE_PROOF)
         search.prove()
@@ -368,7 +368,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
-        self.incumbent.polish(NUM_POLISHED, self.problem.deadline)
+        self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""
