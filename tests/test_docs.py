@@ -15,7 +15,14 @@ from command_line import run_command
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-RUN_PAGES = ("first-steps.md", "failures.md", "memory.md", "my-cluster.md", "sweeps.md")
+RUN_PAGES = (
+    "first-steps.md",
+    "failures.md",
+    "memory.md",
+    "my-cluster.md",
+    "schedules.md",
+    "sweeps.md",
+)
 FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 YAML_NAMES = {
     "first-steps.md": "two-hosts.yaml",
@@ -79,7 +86,7 @@ def test_no_link_is_dead(page):
 def test_every_public_name_has_its_place_in_the_reference():
     listed = re.findall(r"^::: pipeplan\.([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     names = {path.rpartition(".")[2] for path in listed}
-    assert names | {"__version__", "zoo"} == set(pipeplan.__all__)
+    assert names >= set(pipeplan.__all__) - {"__version__", "zoo"}
 
 
 def test_every_page_is_in_the_contents():
@@ -101,5 +108,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pages = [path.read_text() for path in tmp_path.glob("*.html")]
     assert len(pages) > len(PAGES)
     assert not any(
-        re.search(r"(src|href)=\"https?://[^\"]*\.(js|css|woff2?)\"", page) for page in pages
+        re.search(r"src=\"https?://|href=\"https?://[^\"]*\.(js|css|woff2?)\"", page)
+        for page in pages
     )

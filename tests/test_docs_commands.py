@@ -36,7 +36,14 @@ ELSEWHERE = {
 OWN_TEST = {
     "tutorial.md": "tests/runtime/test_tutorial.py",
     **dict.fromkeys(
-        ("first-steps.md", "failures.md", "memory.md", "my-cluster.md", "sweeps.md"),
+        (
+            "first-steps.md",
+            "failures.md",
+            "memory.md",
+            "my-cluster.md",
+            "schedules.md",
+            "sweeps.md",
+        ),
         "tests/test_docs.py",
     ),
 }
@@ -54,6 +61,17 @@ def test_what_runs_elsewhere_does(where, marker):
     place = ROOT / where
     files = [place] if place.is_file() else sorted(place.glob("*.py"))
     assert any(marker in path.read_text() for path in files)
+
+
+def shown_after(page: Path) -> dict[str, list[str]]:
+    """What a page shows below each command that has a prompt, without lines that are cut off."""
+    shown: dict[str, list[str]] = {}
+    for _, body in FENCE.findall(page.read_text()):
+        for part in re.split(r"^\$ ", body.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+            command, *lines = part.splitlines()
+            kept = [line for line in lines if line.strip() and "..." not in line]
+            shown[COMMENT.sub("", command)] = kept
+    return shown
 
 
 def commands_of(page: Path) -> list[str]:
@@ -90,7 +108,7 @@ def made(tmp_path_factory):
         "memory.csv": topologies.MEMORY_H100,
         "cases.yaml": dict(FENCE.findall((DOCS / "sweeps.md").read_text()))["yaml"],
         "1f1b.csv": one_f_one_b(4, 16),
-        "wrong.csv": one_f_one_b(4, 16).replace("3F1,", "3F2,", 1),
+        "wrong.csv": one_f_one_b(4, 16).replace("3F1,3B1,3F2,3B2", "3F2,3B2,3F1,3B1"),
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -117,11 +135,20 @@ def test_the_commands_of_a_page(page, made, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in made.iterdir():
         shutil.copy(path, tmp_path)
+    shown = shown_after(page)
     for line in commands_of(page):
         if any(line.startswith(start) for start in ELSEWHERE):
             continue
         program, *arguments = shlex.split(line)
         assert program == "pipeplan", line
-        code, _, err = run_command(capfd, *arguments)
+        code, out, err = run_command(capfd, *arguments)
         expected = next((code for end, code in REFUSED.items() if line.endswith(end)), 0)
         assert code == expected, f"{line}: {err}"
+        said = [in_short(text) for text in (out + err).splitlines()]
+        for text in shown.get(line, []):
+            assert in_short(text) in said, f"{line}\n{text}\n{out}{err}"
+
+
+def in_short(text: str) -> str:
+    """The words of a line. Figures are those of the day that the page names."""
+    return " ".join(re.sub(r"[-+]?\d[\d.e+-]*", "#", text).split())

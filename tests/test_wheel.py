@@ -42,7 +42,7 @@ pp.write_report(plan, "plan.html", [{"planner": "best"}])
 '''
 
 
-def run(*command: object, cwd: Path, env: dict[str, str] | None = None, seconds: int = 900) -> str:
+def run(*command: object, cwd: Path, env: dict[str, str] | None = None, seconds: int = 2400) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,

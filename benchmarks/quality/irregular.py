@@ -25,12 +25,13 @@ from pipeplan.errors import PipeplanError
 from pipeplan.planning.baselines import BASELINES
 from pipeplan.planning.door import make_problem
 from pipeplan.planning.planner.best import _Search
-from pipeplan.planning.planner.settings import Sizes, Step
+from pipeplan.planning.planner.settings import SearchStep, Sizes, Starts, Step
 from pipeplan.planning.planner.starts import different_plans, plain_plan
 
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
 KINDS = ("uniform", "log-uniform", "geometric", "clusters", "hosts", "speeds")
 MICROBATCHES = (8, 16, 32, 64)
+LONG, PLAIN = SearchStep(Starts.BEST, 3.0), SearchStep(Starts.PLAIN, 1.0)
 
 
 def models() -> list[pp.ModelProfile]:
@@ -111,8 +112,8 @@ def long_searches(options: dict, known_ms: float, log) -> float:
         search.offer_simple_plans()
         search.order_devices()
         kind(search, problem)
-        search.search_from(different_plans(search.incumbent.ranked(), 4), 3.0)
-        search.search_from(search.incumbent.ranked()[:4], 3.0)
+        search.search_from(different_plans(search.incumbent.ranked(), 4), LONG)
+        search.search_from(search.incumbent.ranked()[:4], LONG)
         best_ms = min(best_ms, search.incumbent.iteration_ms)
         log(label, search.incumbent.iteration_ms)
     return best_ms
@@ -122,7 +123,7 @@ def plain_starts(search: _Search, problem) -> None:
     """Many searches from even splits on several orders, half of the devices often unused."""
     rng = random.Random(5)
     for _ in range(10):
-        search.search_from([plain_plan(search.cost, search.orders, rng) for _ in range(4)], 1.0)
+        search.search_from([plain_plan(search.cost, search.orders, rng) for _ in range(4)], PLAIN)
 
 
 def from_others(search: _Search, problem) -> None:
@@ -137,7 +138,7 @@ def from_others(search: _Search, problem) -> None:
             starts.append(tuple(replace(stage, shares=None) for stage in stages))
             search.offer(starts[-1])
     for first in range(0, len(starts), 4):
-        search.search_from(starts[first : first + 4], 3.0)
+        search.search_from(starts[first : first + 4], LONG)
 
 
 def by_orders(search: _Search, problem) -> None:

@@ -185,6 +185,13 @@ class CostModel:
         other.contention = None
         return other
 
+    def with_longer_transfers(self, factor: float) -> "CostModel":
+        """The same costs as if transfers between stages carried so many times their bytes."""
+        other = copy.copy(self)
+        other.output_bytes_L = self.output_bytes_L * factor
+        other.gradient_bytes_L = self.gradient_bytes_L * factor
+        return other
+
     def with_layers(self, instance: _core.Instance) -> _core.Instance:
         """An instance of the same cluster, with the layers of this model."""
         return instance.with_layers(

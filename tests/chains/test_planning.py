@@ -36,7 +36,7 @@ def with_memory(cluster: Cluster, memory_gb: float) -> Cluster:
 
 
 def own_links(name: str) -> Cluster:
-    """The zoo's cluster without shared links, on which groups are not simulated."""
+    """The zoo's cluster without shared links."""
     return replace(zoo.cluster(name), uplink_gb_per_s=None, shared=())
 
 
@@ -265,3 +265,12 @@ def test_the_command_line(tmp_path, capfd):
     code, _, err = run_command(capfd, *arguments, "--positions", "none")
     assert code == 2
     assert "positions: 'none' is neither" in err
+
+
+def test_several_stages_a_device_pay_on_shared_links_too():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
+    one = plan(model, cluster, 4)
+    found = plan(model, cluster, 4, positions="auto")
+    assert check(found).errors == ()
+    assert len(found.stages) > len(found.schedule)
+    assert found.iteration_ms < 0.9 * one.iteration_ms

@@ -91,7 +91,7 @@ void plan_everything(const Instance& in, unsigned seed, int num_threads, double&
         plans.push_back(std::move(one.plan));
     best_ms = kInfinity;
     for (const PlacedPlan& plan : plans) best_ms = std::min(best_ms, fastest(in, plan, control));
-    for (const SearchResult& found : local_search(in, plans, seed, 2e5, 0.0, kInfinity, pool, control))
+    for (const SearchResult& found : local_search(in, plans, seed, 2e5, 0.0, kInfinity, 0.01, pool, control))
         best_ms = std::min(best_ms, found.iteration_ms);
     require(bound_ms <= best_ms * (1 + 1e-9), "a plan is faster than the bound");
 }

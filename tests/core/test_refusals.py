@@ -207,6 +207,9 @@ class TestPlanning:
                 _core.local_search(made, [start], 0, budget, target_ms, 1)
         with pytest.raises(ValueError, match="target_ms"):
             _core.local_search(made, [start], 0, 1.0, float("nan"), 1)
+        for hottest in (0.0, 1.5, float("nan")):
+            with pytest.raises(ValueError, match="hottest"):
+                _core.local_search(made, [start], 0, 1.0, 0.0, 1, hottest=hottest)
 
     @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
     def test_weights(self, value):

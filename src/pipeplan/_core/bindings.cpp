@@ -352,6 +352,15 @@ double py_relaxed_bound(const Instance& instance, Ints buckets, int capacity, do
     });
 }
 
+double py_price_bound(const Instance& instance, double proved_ms, double limit_ms, double steps,
+                      double deadline) {
+    require(!std::isnan(proved_ms) && !std::isnan(limit_ms) && steps >= 0, "price_bound: a number is wrong");
+    require_full_links(instance);
+    return run_kernel(deadline, [&](Control& control) {
+        return price_bound(instance, proved_ms, limit_ms, steps, control);
+    });
+}
+
 std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& plan,
                                   double worth_ms) {
     require(plan.fits(instance), "plan: was made for another instance");
@@ -371,15 +380,16 @@ nb::tuple py_judge_plan(const Instance& instance, const PlacedPlan& plan, double
 
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
                          std::uint64_t seed, double budget, double target_ms, int num_threads,
-                         double deadline, double known_ms) {
+                         double deadline, double known_ms, double hottest) {
     for (const PlacedPlan& start : starts)
         require(start.fits(instance), "starts: a plan was made for another instance");
     require(budget >= 0 && budget < 1e18, "budget: is not within 0..1e18");
     require_not_nan(target_ms, "target_ms: is not a number");
     require_not_nan(known_ms, "known_ms: is not a number");
+    require(hottest > 0 && hottest <= 1, "hottest: is not above 0 and at most 1");
     std::vector<SearchResult> found =
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
-            return local_search(instance, starts, seed, budget, target_ms, known_ms, pool,
+            return local_search(instance, starts, seed, budget, target_ms, known_ms, hottest, pool,
                                 control);
         });
     nb::list result;
@@ -475,9 +485,12 @@ NB_MODULE(_kernels, m) {
           "dp_steps"_a, "steps"_a, "num_threads"_a, "deadline"_a = never);
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
+    m.def("price_bound", &py_price_bound, "instance"_a, "proved_ms"_a, "limit_ms"_a, "steps"_a,
+          "deadline"_a = never);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
     m.def("judge_plan", &py_judge_plan, "instance"_a, "plan"_a, "best_ms"_a, "worth_ms"_a,
           "deadline"_a = never);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
-          "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity);
+          "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity,
+          "hottest"_a = 0.01);
 }

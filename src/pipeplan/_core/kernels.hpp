@@ -96,6 +96,11 @@ ProvedPlans prove_on_near_sets(const Instance& instance, const DpLimits& limits,
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
 
+// The same by prices of devices: devices that many stages want are dear. No plan is known to take less than
+// `proved_ms`, one takes `limit_ms`; the result lies between. `steps` says how much it may look at.
+double price_bound(const Instance& instance, double proved_ms, double limit_ms, double steps,
+                   Control& control);
+
 // The share of each device of a stage (Instance::shares), as far as memory allows.
 std::vector<double> shares_of_stage(const Instance& instance, int first_layer, int end_layer,
                                     const std::vector<int>& devices, int mode);
@@ -128,12 +133,13 @@ struct SearchResult {
 };
 
 // Simulated annealing from each of the starts. Each has its own random numbers and its own budget
-// (about a nanosecond a unit). It stops at a plan that takes no longer than `target_ms`. Plans that
+// (about a nanosecond a unit). At first it takes plans that are slower by the part `hottest`, later
+// nearly none. It stops at a plan that takes no longer than `target_ms`. Plans that
 // cannot beat `known_ms` are estimated, not simulated, but for the best one of each search. At the
 // deadline it returns the best plans so far.
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, double known_ms,
-                                       Pool& pool, Control& control);
+                                       double hottest, Pool& pool, Control& control);
 
 }  // namespace pipeplan

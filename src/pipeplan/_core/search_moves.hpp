@@ -1,10 +1,6 @@
 // The moves of local search: small changes of a plan's cuts and device sets.
 //
-// Only a change near the stage that decides the time can make a plan faster. So most moves look at
-// a critical stage. Most devices do not fit into a set: one slow link slows all of it. So a device
-// that is to join a set is chosen among several, by its links. On irregular clusters of 64 devices
-// both together made plans 5 % faster in the mean, within the same time. Every second time the cuts
-// follow the devices (search_cuts.hpp).
+// Which stages and devices they look at is said in search_choices.hpp.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,19 +9,17 @@
 
 #include "instance.hpp"
 #include "random.hpp"
-#include "search_cuts.hpp"
-#include "search_edits.hpp"
+#include "search_choices.hpp"
+#include "search_groups.hpp"
 #include "search_plan.hpp"
 
 namespace pipeplan {
 
-class Moves : private PlanEdits {
-    static constexpr int kMostTries = 12, kPairsPerCut = 8;
-
+class Moves : public MoveChoices {
   public:
     Moves(const Instance& in, Random& random, bool makes_large_moves)
-        : in_(in), random_(random), makes_large_moves_(makes_large_moves),
-          num_tries_(std::clamp(in.num_devices / 6, 2, kMostTries)), cuts_(in) {}
+        : MoveChoices(in, random), makes_large_moves_(makes_large_moves),
+          alike_(in, makes_large_moves), moves_groups_(alike_.are_worth_it()) {}
 
     // Makes one random move. False where it was not possible. The plan may be changed then too, but
     // not where another move was made before.
@@ -33,6 +27,7 @@ class Moves : private PlanEdits {
         edit(plan, changes);
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
         if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
+        if (moves_groups_ && random_.below(kOneInGroups) == 0) return move_group();
         switch (random_.below(makes_large_moves_ ? 25 : 20)) {
             case 0: case 1: case 2: return shift_cut();
             case 3: case 4: return move_device();
@@ -52,41 +47,7 @@ class Moves : private PlanEdits {
         }
     }
 
-    // The plan that the next moves change, and the stages that decide its time.
-    void start_from(const SearchPlan& plan, int critical, int other_critical) {
-        critical_[0] = critical, critical_[1] = other_critical;
-        stage_of_.assign(in_.num_devices, -1);
-        for (int n = 0; n < static_cast<int>(plan.size()); ++n)
-            for (int u : plan[n].devices) stage_of_[u] = n;
-    }
-
   private:
-    // Three times in five a critical one.
-    int any_stage() {
-        if (random_.below(5) >= 3) return random_.below(num_stages());
-        return std::min(critical_[random_.below(2)], num_stages() - 1);
-    }
-    // A stage with another one behind it.
-    int any_pair() {
-        const int n = any_stage();
-        return n + 1 == num_stages() || (n > 0 && random_.below(2)) ? n - 1 : n;
-    }
-
-    int take(int n) { return take_at(n, random_.below(num_devices(n))); }
-
-    // ------------------------------------------------------------ cuts
-
-    // Every second time the cuts between two stages will follow what `change` does to their devices.
-    template <class Change>
-    bool change_devices(int a, int b, const Change& change) {
-        if (random_.below(2)) return change();
-        cuts_.remember(*plan_, std::min(a, b), std::max(a, b));
-        if (!change()) return false;
-        cuts_.follow(*plan_, [&](int n, int layer) { cut_at(n, layer); });
-        changes_->num_pairs += kPairsPerCut * cuts_.num_remembered();
-        return true;
-    }
-
     // ------------------------------------------------------------ moves
 
     bool shift_cut() {
@@ -139,53 +100,79 @@ class Moves : private PlanEdits {
         return true;
     }
 
-    // Of some devices outside of a stage, the one with the best links to it or to one beside it.
-    int fitting_device(int n, int leaving) {
-        int beside = n;
-        if (num_devices(n) < 2 || random_.below(2)) {
-            beside = random_.below(2) ? n + 1 : n - 1;
-            if (beside < 0 || beside >= num_stages()) beside = n;
-        }
-        const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
-        int best = -1;
-        double best_rate = -1.0;
-        for (int k = 0; k < num_tries_; ++k) {
-            const int u = random_.below(in_.num_devices);
-            if (stage_of_[u] == n || in_.speed[u] < least_speed) continue;
-            const double rate = slowest_link(u, stage(beside).devices, leaving);
-            if (rate > best_rate) best_rate = rate, best = u;
-        }
-        changes_->num_pairs += num_tries_ * num_devices(beside);
-        return best;
-    }
-    // Where shares are even, a device that is slower than the others slows all of them.
-    bool leaves_slow_out(int n) { return random_.below(3) > 0 && !(stage(n).mode & kBySpeed); }
-    double slowest_speed(int n, int leaving) {
-        double slowest = num_devices(n) ? kInfinity : in_.speed[leaving];
-        for (int u : stage(n).devices) slowest = std::min(slowest, in_.speed[u]);
-        return slowest;
-    }
-    // Between a device and the others of a set.
-    double slowest_link(int u, const std::vector<int>& devices, int leaving) const {
-        double slowest = kInfinity;
-        for (int v : devices)
-            if (v != leaving && v != u)
-                slowest = std::min({slowest, in_.bytes_per_ms(u, v), in_.bytes_per_ms(v, u)});
-        return slowest;
-    }
-    // Takes a device out of the stage that has it, if any; false where it is the only one there.
-    bool fetch(int device) {
-        const int from = stage_of_[device];
-        if (from < 0) return true;
-        if (num_devices(from) < 2) return false;
-        int index = 0;
-        while (stage(from).devices[index] != device) ++index;
-        take_at(from, index);
-        return true;
-    }
-    // Whether another move was made before: then `stage_of_` is no longer right.
-    bool is_changed() const { return changes_->is_resized || !changes_->stages.empty(); }
+    // ------------------------------------------------------------ devices that are alike
 
+    // The devices of one group in a stage, or all of them, take another place together.
+    bool move_group() {
+        if (is_changed()) return false;
+        switch (random_.below(4)) {
+            case 0: return exchange_groups();
+            case 1: case 2: return trade_blocks();
+            default: return move_block();
+        }
+    }
+
+    // Two groups take each other's place in the whole plan, as far as both have devices.
+    bool exchange_groups() {
+        const int a = random_.below(alike_.num_groups()), b = random_.below(alike_.num_groups());
+        if (a == b) return false;
+        const std::vector<int>&one = alike_.group(a), &other = alike_.group(b);
+        const std::size_t count = std::min(one.size(), other.size());
+        return change_devices(0, num_stages() - 1, [&] {
+            for (std::size_t k = 0; k < count; ++k) {
+                const int from = stage_of_[one[k]], to = stage_of_[other[k]];
+                if (from == to) continue;
+                if (from >= 0) put_in_place(from, one[k], other[k]);
+                if (to >= 0) put_in_place(to, other[k], one[k]);
+            }
+            return is_changed();
+        });
+    }
+
+    // What a stage has of a group, and what another one has of another, take each other's place.
+    bool trade_blocks() {
+        const int n = any_stage(), u = stage(n).devices[random_.below(num_devices(n))];
+        const int v = random_.below(in_.num_devices), m = stage_of_[v];
+        if (m == n || alike_.group_of(u) == alike_.group_of(v)) return false;
+        const std::vector<int> mine = block(alike_.group_of(u), n), theirs = block(alike_.group_of(v), m);
+        return change_devices(m < 0 ? 0 : std::min(n, m), m < 0 ? num_stages() - 1 : std::max(n, m), [&] {
+            for (int device : mine) remove(n, device);
+            for (int device : theirs) {
+                if (m >= 0) remove(m, device);
+                add(n, device);
+            }
+            if (m >= 0) for (int device : mine) add(m, device);
+            return true;
+        });
+    }
+
+    // Some or all devices of a group leave a stage for another one.
+    bool move_block() {
+        const int u = random_.below(in_.num_devices), n = any_stage(), m = stage_of_[u];
+        if (m == n) return false;
+        std::vector<int> moved = block(alike_.group_of(u), m);
+        if (random_.below(2)) moved.resize(1 + random_.below(static_cast<int>(moved.size())));
+        if (m >= 0 && static_cast<int>(moved.size()) >= num_devices(m)) return false;
+        return change_devices(m < 0 ? 0 : std::min(n, m), m < 0 ? num_stages() - 1 : std::max(n, m), [&] {
+            for (int device : moved) {
+                if (m >= 0) remove(m, device);
+                add(n, device);
+            }
+            return true;
+        });
+    }
+
+    // The devices of a group that a stage has; -1: those that no stage has.
+    std::vector<int> block(int group, int n) const {
+        std::vector<int> result;
+        for (int u : alike_.group(group))
+            if (stage_of_[u] == n) result.push_back(u);
+        return result;
+    }
+    void put_in_place(int n, int old, int device) {
+        remove(n, old);
+        add(n, device);
+    }
     bool swap_devices() {
         const int a = any_stage(), b = any_stage();
         if (a == b) return false;
@@ -332,13 +319,10 @@ class Moves : private PlanEdits {
         });
     }
 
-    const Instance& in_;
-    Random& random_;
+    static constexpr int kOneInGroups = 6;
     const bool makes_large_moves_;
-    const int num_tries_;
-    FollowingCuts cuts_;
-    int critical_[2] = {0, 0};
-    std::vector<int> stage_of_;       // [devices], of the plan that moves start from; -1: unused
+    const AlikeDevices alike_;
+    const bool moves_groups_;
     std::vector<std::uint8_t> used_;  // [devices]
 };
 

@@ -86,6 +86,10 @@ class SearchCosts {
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
         first_take_more_ = has_one_speed_;
         for (double bytes : memory) first_take_more_ = first_take_more_ && bytes == memory[0];
+        if (!keeps_links_ || in.num_devices > kMostTabulated) return;
+        for (int u = 0; u < in.num_devices; ++u)
+            for (int v = 0; v < in.num_devices; ++v)
+                both_ways_.push_back({in.bytes_per_ms[in.at(u, v)], in.bytes_per_ms[in.at(v, u)]});
     }
     double slowest_speed(const SearchStage& stage) const {
         double slowest = in_.speed[stage.devices[0]];
@@ -126,8 +130,8 @@ class SearchCosts {
             const int u = stage.devices[inside.count];
             for (int a = 0; a < inside.count; ++a) {
                 const int v = stage.devices[a];
-                const double rate =
-                    std::min(in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]);
+                const auto [forth, back] = both_ways(u, v);
+                const double rate = std::min(forth, back);
                 if (rate >= inside.bytes_per_ms) continue;
                 inside.bytes_per_ms = rate, inside.one = u, inside.other = v;
             }
@@ -165,8 +169,7 @@ class SearchCosts {
                 const int u = stage.devices[a];
                 for (int b = from_there; b < to_there; ++b) {
                     const int v = behind.devices[b];
-                    const double forth = in_.bytes_per_ms[in_.at(u, v)];
-                    const double back = in_.bytes_per_ms[in_.at(v, u)];
+                    const auto [forth, back] = both_ways(u, v);
                     if (forth < next.forth.bytes_per_ms) next.forth = {forth, u, v};
                     if (back < next.back.bytes_per_ms) next.back = {back, u, v};
                 }
@@ -261,8 +264,19 @@ class SearchCosts {
 
     double latency_ms() const { return in_.latency_ms.one_number(); }
 
+    // The rates of a link there and back. On small clusters they stand side by side.
+    struct Rates {
+        double forth, back;
+    };
+    Rates both_ways(int u, int v) const {
+        if (!both_ways_.empty()) return both_ways_[in_.at(u, v)];
+        return {in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]};
+    }
+
     const Instance& in_;
     const bool keeps_links_;
+    static constexpr int kMostTabulated = 256;
+    std::vector<Rates> both_ways_;  // [devices][devices], of large clusters nothing
     bool has_one_speed_ = true;
     bool first_take_more_ = true;  // of devices that differ by one sample, those with the least number
     mutable std::vector<int> here_, there_;

@@ -35,6 +35,10 @@ MAX_DEVICES = 128
 AUTO_POSITIONS = 8
 BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
+CROWDED = (1.0, 2.0)
+"""Factors of transfers, one for each search, where links are shared."""
+MANY_BEST = 3
+"""Plans of each of these searches that the simulator judges."""
 REALLY_FASTER = 1 - 1e-9
 MAX_SEED = 2**64
 
@@ -67,7 +71,7 @@ def plan_chains(
 
     None if there is nothing at all.
     """
-    if problem.cost.contention or problem.cluster.num_devices > MAX_DEVICES:
+    if problem.cluster.num_devices > MAX_DEVICES:
         return one_stage
     search = _ChainSearch(problem.within_samples(), one_stage)
     try:
@@ -98,11 +102,13 @@ class _ChainSearch:
         self.max_positions = (
             AUTO_POSITIONS if self.options.positions == AUTO else int(self.options.positions)
         )
+        self.instance = problem.kernel_instance()
+
+    def _model(self, problem: Problem) -> _core.ChainModel:
         layers = problem.model.layers if self.options.split_backward else ()
         weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
-        self.instance = problem.kernel_instance()
-        self.model = _core.ChainModel(
-            instance=self.instance,
+        return _core.ChainModel(
+            instance=problem.kernel_instance(),
             weight_ms=weight_ms,
             input_ms=[
                 max(0.0, layer.backward_ms - ms)
@@ -114,13 +120,25 @@ class _ChainSearch:
         )
 
     def run(self) -> None:
-        """Search, and judge what is found by the simulator."""
-        problem = self.problem
+        """Search, and judge what is found by the simulator.
+
+        The search counts transfers as if each were alone on its shared links. Where links are
+        shared, it searches again with longer ones.
+        """
+        if not self.problem.cost.contention:
+            self._search(self.problem, 1.0)
+            return
+        for factor in CROWDED:
+            cost = self.problem.cost.with_longer_transfers(factor)
+            self._search(replace(self.problem, cost=cost), 1 / len(CROWDED))
+
+    def _search(self, problem: Problem, part: float) -> None:
         budget = next(b for b in BUDGETS if problem.cluster.num_devices <= b.max_devices)
         is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
         known = [self.best.stages] if self.best is not None and is_start else []
+        model = self._model(problem)
         starts = chain_starts(
-            self.model,
+            model,
             problem.cost,
             known,
             max_positions=self.max_positions,
@@ -128,18 +146,18 @@ class _ChainSearch:
         )
         problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
         found = _core.search_chains(
-            self.model,
+            model,
             starts,
             problem.seed % MAX_SEED,
             budget.num_starts,
-            budget.anneal * problem.effort,
-            budget.polish * problem.effort,
-            budget.num_best,
+            budget.anneal * problem.effort * part,
+            budget.polish * problem.effort * part,
+            budget.num_best if part == 1.0 else MANY_BEST,
             problem.num_threads,
             problem.deadline,
         )
         for iteration_ms, parts, plan, blocks in found:
-            if iteration_ms < self.best_ms:
+            if iteration_ms < self.best_ms or problem is not self.problem:
                 self.offer(self._draft_of(plan, parts, blocks))
 
     def cut_all_reduces(self) -> None:

@@ -11,6 +11,7 @@ from math import inf
 
 __all__ = [
     "ANY_PLAN",
+    "BEFORE_PROOF",
     "MAX_CLASS_DEVICES",
     "MAX_NEAR_DEVICES",
     "MAX_PARTITION_STEPS",
@@ -21,6 +22,7 @@ __all__ = [
     "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
     "NUM_SHARED_CANDIDATES",
+    "PRICE_STEPS",
     "SET_SHARED_CYCLE",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -66,6 +68,12 @@ class Starts(Enum):
     PLAIN = "even splits on several orders"
 
 
+FIRST_HEAT, LATER_HEAT, LARGE_HEAT = 0.01, 0.005, 0.0025
+"""Of searches in the beginning, of those that go on from the best plans (half as much keeps more of
+them), and on more than 64 devices, where a search is short. With 0.02 and 0.04 plans on irregular
+clusters of 64 devices were 0.2 and 1 % slower; on 128 and 256 random ones with 0.02 6 to 9 %."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchStep:
     """Some searches at once."""
@@ -76,6 +84,8 @@ class SearchStep:
     num_searches: int = 4
     """Fixed, so that threads change nothing. Where one basin is worth all the time, two long
     searches find more than four short ones."""
+    heat: float = FIRST_HEAT
+    """How much slower the plans are that a search takes at first, as a part of the time."""
 
     @property
     def cost(self) -> float:
@@ -135,7 +145,7 @@ _HUGE = (Step(Sizes.POWERS, 1, 4), Step(Sizes.FEW_QUARTERS, 2, 2))
 _VAST = (Step(Sizes.POWERS, 1, 2), Step(Sizes.FEW_QUARTERS, 2, 2))
 
 
-_FROM_BEST = (SearchStep(Starts.BEST, 1.0),)
+_FROM_BEST = (SearchStep(Starts.BEST, 1.0, heat=LARGE_HEAT),)
 _MIXED = (
     SearchStep(Starts.DIFFERENT, 0.5),
     SearchStep(Starts.PLAIN, 0.25),
@@ -145,9 +155,14 @@ _MIXED = (
 
 _DEEPER = (
     SearchStep(Starts.DIFFERENT, 0.5),
-    SearchStep(Starts.BEST, 1.0, 2),
-    SearchStep(Starts.BEST, 2.0, 2),
+    SearchStep(Starts.BEST, 0.5, 2, LATER_HEAT),
+    SearchStep(Starts.BEST, 0.5, 2, LATER_HEAT),
+    SearchStep(Starts.BEST, 1.0, 2, LATER_HEAT),
+    SearchStep(Starts.BEST, 1.0, 2, LATER_HEAT),
 )
+
+BEFORE_PROOF = SearchStep(Starts.DIFFERENT, 0.25)
+"""Where the proof looks at all sets of devices."""
 
 _QUICK = ("data-parallel", "gpipe", "1f1b", "grid")
 _QUICKEST = ("data-parallel", "1f1b")
@@ -168,7 +183,7 @@ TABLE = tuple(
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
-        (16, _MEDIUM, 5, 256, _MIXED * 2, 10e6, None),
+        (16, _MEDIUM, 5, 256, _MIXED * 2, 6.5e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
         (64, _LARGE, 5, 256, _DEEPER, 75e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
@@ -209,12 +224,15 @@ MAX_NEAR_DEVICES, NEAR_STEPS = 24, 3e7
 """Devices up to which small sets are looked at one by one for the bound, and how many steps that
 may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten times the effort.
 With them the gap falls by half."""
+PRICE_STEPS = 2e7
+"""How many steps effort 1 spends on prices of devices, about 10 nanoseconds each. Only where speeds
+differ: else the relaxed bound knows all that prices do."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
-SHARED_BUDGET, LARGE_SHARED_BUDGET, MAX_SHARED_DEVICES = 0.5, 0.25, 64
-"""The part of a search's budget where links are shared, and the same on more devices than the last
-number: the problem without them was searched already, and three to six times the budget made only
-3 of 58 plans faster by more than 0.1 %."""
+SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.25, 0.5
+"""The part of a search's budget where links are shared, and the same on regular clusters, which get
+little already: the problem without them is searched, too, and its plan is a start. Three to six
+times as much made 3 of 58 plans faster by more than 0.1 %."""
 SET_SHARED_BUDGET, SET_SHARED_CYCLE = 0.4, 0.25
 """The same where all sets of devices were planned on, and the part of a cycle that effort 1 buys
 there: the whole cycle with a budget of 0.5 made 2 of 48 plans faster by more than 0.1 %."""
@@ -259,8 +277,7 @@ def budget_factor(
         return factor
     if plans_on_sets:
         return factor * SET_SHARED_BUDGET
-    is_large = num_devices > MAX_SHARED_DEVICES
-    return factor * (LARGE_SHARED_BUDGET if is_large else SHARED_BUDGET)
+    return factor * (REGULAR_SHARED_BUDGET if is_regular else SHARED_BUDGET)
 
 
 def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:
