@@ -8,8 +8,9 @@ import pytest
 import pipeplan as pp
 from command_line import run_command
 from instances import flat_cluster
-from pipeplan.calibration import Span, calibrate, make_run, read_run
+from pipeplan.calibration.door import calibrate
 from pipeplan.calibration.findings import Subject
+from pipeplan.calibration.measured_run import Span, make_run, read_run
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Kind, Stage
@@ -166,6 +167,19 @@ def test_a_slow_link_whatever_the_clocks_show(offset_ms):
         assert found.kept.iteration_ms == pytest.approx(truth.iteration_ms, rel=0.01)
 
 
+def test_transfers_that_are_late():
+    """Next to nothing is sent, but each transfer takes 2 ms."""
+    plan = plan_of(model=model_of(output_bytes=1.0))
+    cluster = replace(plan.cluster, latency_us=2000.0)
+    truth = replay_plan(replace(plan, cluster=cluster, predicted=None)).plan
+    found = found_in(plan, truth)
+    assert [finding.subject for finding in found.findings] == [Subject.LINK] * 3
+    assert "they come later" in found.findings[0].words
+    for a, b in ((0, 1), (1, 0), (2, 3)):
+        assert found.cluster.latency_us[a][b] == pytest.approx(2000.0, rel=0.01)
+    assert found.kept.iteration_ms == pytest.approx(truth.iteration_ms, rel=0.01)
+
+
 def test_nothing_is_found_where_nothing_differs():
     plan = plan_of()
     found = found_in(plan, plan)
@@ -194,7 +208,7 @@ def trace_file(path, plan, truth):
         traces.append(
             RankTrace(
                 rank=rank,
-                stage=stage,
+                stages=(stage,),
                 replica=plan.stages[stage].devices.index(device),
                 zero_s=0.0,
                 start_s=0.0,

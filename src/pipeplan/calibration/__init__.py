@@ -1,7 +1,9 @@
-"""From what a run really did to better inputs and a better plan; needs no torch."""
+"""From what a run really did to better inputs and a better plan.
 
-from pipeplan.calibration.door import Calibration, calibrate
-from pipeplan.calibration.findings import Finding
-from pipeplan.calibration.measured_run import MeasuredRun, Span, make_run, read_run
+>>> from pipeplan.calibration.door import calibrate
+>>> from pipeplan.calibration.measured_run import read_run
+>>> found = calibrate(plan, read_run("trace.json", plan))
+>>> print(found.findings, found.replanned)
 
-__all__ = ["Calibration", "Finding", "MeasuredRun", "Span", "calibrate", "make_run", "read_run"]
+This needs no torch.
+"""

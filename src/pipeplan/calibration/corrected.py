@@ -11,6 +11,7 @@ from pipeplan.profile import LayerProfile, ModelProfile
 
 __all__ = ["correct_cluster", "correct_model"]
 
+US_IN_MS = 1e3
 SPEED_LIMITS = (1e-3, 1e3)
 
 
@@ -49,6 +50,7 @@ def correct_cluster(cluster: Cluster, findings: Iterable[Finding]) -> Cluster:
     """The cluster with the speeds and links that were measured."""
     devices = list(cluster.devices)
     slower = np.ones((cluster.num_devices, cluster.num_devices))
+    later_us = np.zeros_like(slower)
     for finding in findings:
         if finding.subject is Subject.DEVICE:
             (device,) = finding.devices
@@ -57,16 +59,17 @@ def correct_cluster(cluster: Cluster, findings: Iterable[Finding]) -> Cluster:
             devices[device] = replace(devices[device], speed=speed)
         elif finding.subject is Subject.LINK:
             front, back = list(finding.devices), list(finding.receivers)
-            slower[np.ix_(front, back)] *= finding.factor
-            slower[np.ix_(back, front)] *= finding.factor
+            for pairs in (np.ix_(front, back), np.ix_(back, front)):
+                slower[pairs] *= finding.factor
+                later_us[pairs] += finding.late_ms * US_IN_MS
     changed = replace(cluster, devices=tuple(devices))
-    if (slower == 1).all():
+    if (slower == 1).all() and not later_us.any():
         return changed
     latency = np.broadcast_to(np.array(cluster.latency_us, dtype=np.float64), slower.shape)
     return replace(
         changed,
         bandwidth_gb_per_s=_matrix(np.array(cluster.bandwidth_gb_per_s) / slower),
-        latency_us=_matrix(latency * slower),
+        latency_us=_matrix(latency * slower + later_us),
     )
 
 

@@ -15,6 +15,7 @@ from pipeplan.planning.registry import planner_names
 from pipeplan.planning.whatif.question import recorded_options
 from pipeplan.profile import ModelProfile
 from pipeplan.replaying import replay_plan
+from pipeplan.report.units import humanise_ms, percent
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -49,6 +50,16 @@ class Calibration:
         if self.replanned is None or not self.kept.iteration_ms:
             return 0.0
         return 1 - self.replanned.iteration_ms / self.kept.iteration_ms
+
+    @property
+    def gain_words(self) -> str:
+        """What a new plan would win, in one sentence."""
+        if self.replanned is None or self.is_kept_best:
+            return "No better plan was found; the old one stays the best."
+        return (
+            f"A new plan would take {humanise_ms(self.replanned.iteration_ms)} a step instead of"
+            f" {humanise_ms(self.kept.iteration_ms)}: {percent(self.gain)} less."
+        )
 
     def document(self) -> dict[str, Any]:
         """The figures as plain data."""

@@ -23,7 +23,7 @@ from statistics import median
 
 from pipeplan.calibration.measured_run import MeasuredRun
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import Block, Kind, Plan
+from pipeplan.pipeline import Block, Kind, Plan, Stage
 from pipeplan.report.units import humanise_ms
 
 __all__ = ["Finding", "Subject", "find_computation", "find_links"]
@@ -32,8 +32,12 @@ WORTH_SAYING = 0.05
 """Smaller differences of computation are noise."""
 LINK_WORTH = 0.15
 LINK_LEAST_MS = 0.2
-"""A slower link counts from this part and from this time on: starting a transfer takes a moment."""
-ALIKE = 0.15
+LINK_BLOCK_PART = 0.02
+"""A slower transfer counts from this part of its prediction on, from this time on, and from this
+part of a block: starting one takes a moment."""
+MOST_FACTOR = 20.0
+"""Transfers that take longer than so many times are late, not slow."""
+ALIKE = 0.3
 """Forwards and backwards whose factors differ by less than this part are slowed by one cause."""
 WAITED = 0.02
 """A receiver waited if it was idle for this part of its block."""
@@ -59,6 +63,8 @@ class Finding:
     devices: tuple[int, ...] = ()
     """The device; or for a link, the senders of forwards."""
     receivers: tuple[int, ...] = ()
+    late_ms: float = 0.0
+    """How much later each transfer of a link arrives; then its factor is 1."""
     layers: tuple[int, ...] = ()
     words: str
 
@@ -218,34 +224,41 @@ def find_links(plan: Plan, run: MeasuredRun) -> list[Finding]:
         predicted_ms = cost.send_forward_ms(front, back), cost.send_backward_ms(front, back)
         one_host = {plan.cluster.devices[d].host for d in (*front.devices, *back.devices)}
         if forward and backward:
-            measured_ms = median(forward) + median(backward)
-            expected_ms = sum(predicted_ms)
+            measured_ms = (median(forward) + median(backward)) / 2
+            expected_ms = sum(predicted_ms) / 2
         elif len(one_host) == 1 and (forward or backward):
             measured_ms = median(forward or backward)
             expected_ms = predicted_ms[0] if forward else predicted_ms[1]
         else:
             continue
-        if expected_ms <= 0 or measured_ms - expected_ms < LINK_LEAST_MS:
-            continue
-        factor = measured_ms / expected_ms
-        if factor - 1 < LINK_WORTH:
-            continue
-        names = [
-            "+".join(plan.cluster.devices[device].name for device in stage.devices)
-            for stage in (front, back)
-        ]
-        found.append(
-            Finding(
-                subject=Subject.LINK,
-                factor=factor,
-                backward_factor=factor,
-                devices=front.devices,
-                receivers=back.devices,
-                words=f"{names[0]} to {names[1]}: transfers take {humanise_ms(measured_ms)} instead"
-                f" of {humanise_ms(expected_ms)}, {1 / factor:.0%} of the rate",
-            )
-        )
+        block_ms = cost.forward_ms(front) + cost.backward_ms(front)
+        least_ms = max(LINK_LEAST_MS, LINK_BLOCK_PART * block_ms, LINK_WORTH * expected_ms)
+        if measured_ms - expected_ms >= least_ms:
+            found.append(_slow_link(plan, front, back, measured_ms, expected_ms))
     return found
+
+
+def _slow_link(
+    plan: Plan, front: Stage, back: Stage, measured_ms: float, expected_ms: float
+) -> Finding:
+    """A link at a part of its rate; or one whose transfers are late, whatever they carry."""
+    names = [
+        "+".join(plan.cluster.devices[device].name for device in stage.devices)
+        for stage in (front, back)
+    ]
+    took = f"{names[0]} to {names[1]}: transfers take {humanise_ms(measured_ms)} instead of"
+    is_late = measured_ms > MOST_FACTOR * expected_ms
+    factor = 1.0 if is_late else measured_ms / expected_ms
+    end = "they come later" if is_late else f"{1 / factor:.0%} of the rate"
+    return Finding(
+        subject=Subject.LINK,
+        factor=factor,
+        backward_factor=factor,
+        devices=front.devices,
+        receivers=back.devices,
+        late_ms=measured_ms - expected_ms if is_late else 0.0,
+        words=f"{took} {humanise_ms(expected_ms)}: {end}",
+    )
 
 
 def _durations(

@@ -4,9 +4,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pipeplan.calibration.door import Calibration
-from pipeplan.report.units import humanise_ms, percent, signed_percent
+from pipeplan.report.units import humanise_ms, signed_percent
 
-__all__ = ["gain_words", "render_calibration"]
+__all__ = ["render_calibration"]
 
 
 def render_calibration(found: Calibration) -> RenderableType:
@@ -27,15 +27,5 @@ def render_calibration(found: Calibration) -> RenderableType:
             Text(f"With this the same plan would take {humanise_ms(found.kept.iteration_ms)}.")
         )
     if found.replanned is not None:
-        lines.append(Text(gain_words(found), style="bold"))
+        lines.append(Text(found.gain_words, style="bold"))
     return Group(*lines)
-
-
-def gain_words(found: Calibration) -> str:
-    """What a new plan would win, in one sentence."""
-    if found.replanned is None or found.is_kept_best:
-        return "No better plan was found; the old one stays the best."
-    return (
-        f"A new plan would take {humanise_ms(found.replanned.iteration_ms)} a step instead of"
-        f" {humanise_ms(found.kept.iteration_ms)}: {percent(found.gain)} less."
-    )

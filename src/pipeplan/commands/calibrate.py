@@ -41,7 +41,8 @@ def calibrate_command(
     """
     outputs = {"-o": output, "--model": model, "--cluster": cluster}
     require_paths(inputs={"PLAN": plan, "TRACE": trace}, outputs=outputs, as_json=as_json)
-    from pipeplan.calibration import calibrate, read_run
+    from pipeplan.calibration.door import calibrate
+    from pipeplan.calibration.measured_run import read_run
     from pipeplan.documents.files import write_cluster, write_model, write_plan
 
     with progress("calibrating") as work, plan_from(plan) as (read, _):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,9 @@ from pipeplan.runtime.supervision.meeting import keep_for_pipeline, meet
 from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
 from pipeplan.runtime.training import Pipeline
 from pipeplan.version import VERSION
+
+if TYPE_CHECKING:
+    from pipeplan.calibration.door import Calibration
 
 __all__ = ["auto"]
 
@@ -91,7 +94,8 @@ def auto(
         link_seconds: how long measuring links may take, about.
         planning: options of `pipeplan.plan`, such as `{"effort": 3, "keep_tied": True}`.
         quiet: do not say on stderr what takes time.
-        options: those of `Pipeline`.
+        options: those of `Pipeline`. With `replan_after`, a better plan that is found then is kept
+            for the next start.
 
     Raises:
         InputError, RuntimeMismatchError: on every rank; ranks differ, or the model cannot be
@@ -113,9 +117,11 @@ def auto(
     )
     wishes = {"global_batch": global_batch, **(planning or {})}
     meeting = meet(options.get("watchdog") or WatchdogOptions())
+    found = _Folder(KeptInputs(folder), wishes, say=_Speaker(quiet=quiet))
     with _in_auto(meeting.watchdog):
-        plan = _find_plan(inputs, wishes, KeptInputs(folder), profile, cluster, quiet=quiet)
+        plan = found.plan(inputs, profile, cluster)
     keep_for_pipeline(meeting)
+    options.setdefault("on_replan", found.keep)
     return Pipeline(plan, model, loss_fn, optimizer_fn, **options)
 
 
@@ -135,40 +141,49 @@ def _in_auto(watchdog: Watchdog) -> Iterator[None]:
             raise
 
 
-def _find_plan(
-    inputs: "_Inputs",
-    wishes: dict[str, Any],
-    kept: KeptInputs,
-    profile: ModelProfile | None,
-    cluster: Cluster | None,
-    *,
-    quiet: bool,
-) -> Plan:
-    """The plan of an earlier start, or a new one; the same on every rank."""
-    say = _Speaker(quiet=quiet)
-    facts = {**inputs.facts(), "profile": repr(profile), "cluster": repr(cluster)}
-    require_same({**facts, "planning": repr(wishes)})
-    measured_key, plan_key = digest(facts), digest({"planning": repr(wishes)})
-    plan = from_first(lambda: kept.read_plan(measured_key, plan_key))
-    if plan is not None:
-        say(f"uses the plan in {kept.plan_path}, made for this model and these ranks")
-        return plan
-    found = from_first(lambda: kept.read_inputs(measured_key))
-    model, devices = found or inputs.measure(say, profile, cluster)
-    say(f"plans a batch of {wishes['global_batch']} rows on {devices.num_devices} devices")
+class _Folder:
+    """The plan of an earlier start, or a new one, which is kept."""
 
-    def make_plan() -> Plan:
-        made = plan_global_batch(model, devices, **wishes)
+    def __init__(self, kept: KeptInputs, wishes: dict[str, Any], say: "_Speaker") -> None:
+        self._kept, self._wishes, self._say = kept, wishes, say
+        self._keys = ("", "")
+
+    def plan(
+        self, inputs: "_Inputs", profile: ModelProfile | None, cluster: Cluster | None
+    ) -> Plan:
+        """The plan; the same on every rank."""
+        kept, say = self._kept, self._say
+        facts = {**inputs.facts(), "profile": repr(profile), "cluster": repr(cluster)}
+        wished = {"planning": repr(self._wishes)}
+        require_same({**facts, **wished})
+        self._keys = digest(facts), digest(wished)
+        plan = from_first(lambda: kept.read_plan(*self._keys))
+        if plan is not None:
+            say(f"uses the plan in {kept.plan_path}, made for this model and these ranks")
+            return plan
+        found = from_first(lambda: kept.read_inputs(self._keys[0]))
+        model, devices = found or inputs.measure(say, profile, cluster)
+        rows = self._wishes["global_batch"]
+        say(f"plans a batch of {rows} rows on {devices.num_devices} devices")
+        return from_first(lambda: self._make_plan(model, devices))
+
+    def _make_plan(self, model: ModelProfile, cluster: Cluster) -> Plan:
+        made = plan_global_batch(model, cluster, **self._wishes)
         require_runnable(made)
-        kept.write(measured_key, plan_key, model, devices, made)
-        say(
+        self._kept.write(*self._keys, model, cluster, made)
+        self._say(
             f"{made.num_stages} stages, {made.microbatches} microbatches of"
             f" {made.model.microbatch_size}: {humanise_ms(made.iteration_ms)} a step predicted;"
-            f" kept in {kept.folder}"
+            f" kept in {self._kept.folder}"
         )
         return made
 
-    return from_first(make_plan)
+    def keep(self, found: "Calibration") -> None:
+        """Keep what a run has corrected, with its new plan, for the next start; on rank 0."""
+        if found.replanned is None or found.is_kept_best:
+            return
+        self._kept.write(*self._keys, found.model, found.cluster, found.replanned)
+        self._say(f"the next start uses the new plan, kept in {self._kept.folder}")
 
 
 class _Speaker:

@@ -35,6 +35,7 @@ from pipeplan.runtime.optimizers import (
 from pipeplan.runtime.parameters import find_loss_module, first_names
 from pipeplan.runtime.placement import find_placement
 from pipeplan.runtime.random_state import keeping_random_state
+from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
@@ -48,6 +49,7 @@ from pipeplan.runtime.supervision.error_policy import (
     in_set_up,
     in_step,
 )
+from pipeplan.runtime.supervision.gathering import Gathering
 from pipeplan.runtime.supervision.meeting import confirm, meet
 from pipeplan.runtime.supervision.watchdog import WatchdogOptions
 from pipeplan.runtime.tracing import RankTrace, events_of, write_trace
@@ -91,6 +93,9 @@ class Pipeline(SavedTraining):
         on_step: is called with a `StepResult` after each step, on every rank.
         scheduler_fn: from the optimizer to a learning-rate scheduler, which steps after each update
             and is saved.
+        replan_after: after this many steps, compare what all ranks did with the prediction, and say
+            on rank 0 what a new plan would win.
+        on_replan: is called with that `Calibration` on rank 0; it holds the new plan.
         verify: "first-step" compares each stage with the whole model before anything is trained, on
             a few rows of the first batch. Until then, the first replica of each stage keeps the
             whole model. "off" leaves that out.
@@ -124,6 +129,8 @@ class Pipeline(SavedTraining):
         on_step: Callable[[StepResult], None] | None = None,
         scheduler_fn: SchedulerFn | None = None,
         verify: str = "first-step",
+        replan_after: int | None = None,
+        on_replan: OnReplan | None = None,
     ) -> None:
         _require_process_group()
         self.plan = read_plan(plan) if isinstance(plan, str | Path) else plan
@@ -140,13 +147,11 @@ class Pipeline(SavedTraining):
             verifies=can_verify(model, verify, self.rank),
         )
         self._updater = Updater(LossScaler(enabled=amp_dtype is torch.float16), clip_norm, on_nan)
-        self._on_step = on_step
-        self._set_up_counters()
-        meeting = meet(watchdog or WatchdogOptions())
-        self._watchdog = meeting.watchdog
+        self._on_step, self._replanning = on_step, Replanning(replan_after, on_replan)
+        gathering = self._meet_others(watchdog or WatchdogOptions())
         with in_set_up(self._watchdog):
-            confirm(meeting.gathering)
-            more = {"clip_norm": clip_norm, "on_nan": on_nan}
+            confirm(gathering)
+            more = {"clip_norm": clip_norm, "on_nan": on_nan, "replan_after": replan_after}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
             require_same_settings(self.plan, settings, more, made)
             self._code = agree_on_code(model, self._loss, self.rank)
@@ -160,11 +165,15 @@ class Pipeline(SavedTraining):
             self._set_up_keeping(seed, scheduler_fn)
         self._zero_s = time.perf_counter()
 
-    def _set_up_counters(self) -> None:
+    def _meet_others(self, patience: WatchdogOptions) -> Gathering:
+        """Wait for all ranks, and begin to watch over each other."""
+        meeting = meet(patience)
+        self._watchdog = meeting.watchdog
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.iteration_ms = 0.0
         """How long the last step took on this rank."""
+        return meeting.gathering
 
     def _take_place(self, device_name: str | None, real_hosts: Mapping[str, str] | None) -> None:
         """Find out which device of the plan this rank is."""
@@ -246,6 +255,10 @@ class Pipeline(SavedTraining):
         if self._on_step is not None:
             self._on_step(make_result(self, loss, self._steps.num_rows, is_update=update))
         self._step_scheduler(loss, is_update=update)
+        if update and self._replanning.is_due(self.num_steps):
+            traces = self._gather_traces("step")
+            if self.rank == 0:
+                self._replanning.look(self.plan, traces)
         return loss
 
     def evaluate(self, batch: Any, targets: Any = None) -> float:
@@ -275,6 +288,12 @@ class Pipeline(SavedTraining):
 
         All ranks have to call it. Rank 0 writes.
         """
+        everyone = self._gather_traces("write_trace")
+        if self.rank == 0:
+            write_trace(self.plan, everyone, path)
+
+    def _gather_traces(self, name: str) -> list[Any]:
+        """What each rank did in the last step; on rank 0."""
         trace = RankTrace(
             rank=self.rank,
             stages=self.stages,
@@ -284,10 +303,9 @@ class Pipeline(SavedTraining):
             events=events_of(self._steps.times, tells_stage=len(self.stages) > 1),
         )
         everyone: list[Any] = [None] * dist.get_world_size()
-        with in_collective(self._watchdog, "write_trace"):
+        with in_collective(self._watchdog, name):
             dist.gather_object(trace, everyone if self.rank == 0 else None)
-        if self.rank == 0:
-            write_trace(self.plan, everyone, path)
+        return everyone
 
     def close(self) -> None:
         """Stop the watchdog; the process group stays."""
