@@ -1,6 +1,6 @@
 """How loose the certificates are on irregular clusters of 12 to 64 devices, and why.
 
-    python benchmarks/bounds/run.py [--sizes 14 64] [--every N] [--only TEXT] [--effort E] [--long E] [--write]
+    python benchmarks/bounds/run.py [--sizes 14 64] [--every N] [--only TEXT] [--long E]
 
 A gap is a plan's time divided by the bound that came with it, minus 1. With `--long` the same is
 planned with more effort. The faster of the two plans splits the gap: what the plan loses to it is
