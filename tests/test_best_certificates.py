@@ -221,7 +221,7 @@ class TestBest:
             searched.append((budget, deadline))
             targets.append(target_ms)
             budget = min(budget, 1e5)
-            limits = {"known_ms": known_ms, "heat": heat}
+            limits = {"known_ms": known_ms, "hottest": heat}
             return real(instance, starts, seed, budget, target_ms, num_threads, **limits)
 
         monkeypatch.setattr(_core, "local_search", spy)
