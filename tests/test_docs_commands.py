@@ -23,6 +23,7 @@ COMMENT = re.compile(r"\s+# .*$")
 ELSEWHERE = {
     "pip install": ("tests/test_wheel.py", "pip"),
     "make ": ("tests/test_docs.py", "mkdocs"),
+    "pipeplan calibrate": ("tests/runtime/test_tutorial.py", "tutorial"),
     "pipeplan profile": ("tests/measure/test_profile_command.py", "--estimate"),
     "pipeplan testbed": ("tests/testbed", '"testbed"'),
     "torchrun --nproc-per-node 4 -m pipeplan.run": ("tests/runtime", "pipeplan.run"),

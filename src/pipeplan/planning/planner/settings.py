@@ -183,7 +183,7 @@ TABLE = tuple(
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
-        (16, _MEDIUM, 5, 256, _MIXED * 2, 6.5e6, None),
+        (16, _MEDIUM, 5, 256, _MIXED * 2, 10e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
         (64, _LARGE, 5, 256, _DEEPER, 75e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
@@ -203,7 +203,7 @@ EQUAL_DEVICES_BUDGET, MANY_MICROBATCHES = 0.1, 2
 """The part of a search's budget that is spent where all devices and links are alike and there are
 so many microbatches a device. Local search found nothing better on such clusters of 8 to 512
 devices; with fewer microbatches it found 1.5 %."""
-REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 8, range(33, 65)
+REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 3, range(33, 65)
 """The part of a search's budget that is spent where links have few different rates, as in hosts
 that are alike: the recursion on orders finds most of what there is. Small clusters get it all, and
 large ones too, where a search is short for their size anyway."""
