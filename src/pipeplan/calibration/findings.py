@@ -12,8 +12,8 @@ One trace cannot tell a slow device from slow layers where both would look alike
 
 **Links.** If the channel was free, and the receiver was idle already when the sender's block ended,
 then the receiver's block began when the transfer came. The shortest one of all microbatches counts.
-Clocks of two hosts differ by an unknown offset, which is added in one direction and subtracted in the
-other. So the two directions of a channel are taken together, as if they were slowed alike.
+Clocks of two hosts differ by an unknown offset, which is added in one direction and subtracted in
+the other. So the two directions of a channel are taken together, as if they were slowed alike.
 """
 
 from collections.abc import Iterable, Sequence
