@@ -361,6 +361,16 @@ class TestBest:
             assert times_ms == sorted(times_ms, reverse=True)
             assert [made.options["effort"] for made in plans] == list(efforts)
 
+    def test_more_effort_is_never_slower_on_64_devices(self):
+        rng = random.Random(5)
+        for cluster in (random_cluster(rng, 64), zoo.cluster("8x8-100g")):
+            model = random_model(rng, 16)
+            times_ms = [
+                plan(model, cluster, 8, effort=effort, ignore_memory=True).iteration_ms
+                for effort in (0.05, 0.3, 0.8)
+            ]
+            assert times_ms == sorted(times_ms, reverse=True)
+
     def test_a_time_limit_stops_the_search(self):
         """Effort 1,000 would take minutes; what came before the limit is a valid plan."""
         began_s = time.monotonic()

@@ -154,6 +154,21 @@ def test_a_time_limit_holds_at_4096_devices(limit_s):
     assert pp.check(made).ok
 
 
+@pytest.mark.parametrize("limit_s", [0.2, 0.6])
+def test_a_time_limit_holds_at_1024_devices_with_random_links(limit_s):
+    """What is computed after the limit counts, so that a busy machine changes nothing."""
+    rng = random.Random(3)
+    rows = tuple(tuple(10 ** rng.uniform(0, 1.5) for _ in range(1024)) for _ in range(1024))
+    devices = tuple(pp.Device(name=str(u)) for u in range(1024))
+    cluster = Cluster(name="random", devices=devices, bandwidth_gb_per_s=rows)
+    model, cpu_s = random_model(rng, 100), []
+    timer = threading.Timer(limit_s, lambda: cpu_s.append(time.process_time()))
+    timer.start()
+    pp.plan(model, cluster, 16, time_limit_s=limit_s, effort=100, num_threads=1)
+    timer.join()
+    assert time.process_time() - cpu_s[0] < 0.4  # 0.2 s, and room for slow machines
+
+
 def test_ctrl_c_ends_planning_at_4096_devices():
     model, cluster = random_model(random.Random(2), 60), hosts(512)
     timer = threading.Timer(0.4, _thread.interrupt_main)

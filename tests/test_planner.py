@@ -1,7 +1,8 @@
 """RDO, PRM, PE and SPP against their oracles."""
 
 import random
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, permutations
 
 import networkx as nx
 import numpy as np
@@ -17,14 +18,15 @@ from instances import (
 from oracles import bottleneck_ms, cut_weight, least_bottleneck_ms, least_cut_weight, pe_orders
 from pipeplan import _core, schedules, zoo
 from pipeplan.checker import check, replay
-from pipeplan.cluster import Cluster, Device
+from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Schedule, Stage
 from pipeplan.planning.door import plan
 from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planning.planner.every_placement import all_placements
 from pipeplan.planning.planner.partition import best_partitions
-from pipeplan.schedules import SCHEDULES, run_pe, schedule_guarantee_ms
+from pipeplan.schedules import PORTFOLIO, SCHEDULES, run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_list
 
 
@@ -229,6 +231,24 @@ class TestPlan:
             factor = 1 + 4 * (len(made.stages) - 1) / made.microbatches
             assert bottleneck <= made.iteration_ms * (1 + 1e-9)
             assert made.iteration_ms <= factor * bottleneck + reduce_ms + 1e-9
+
+    def test_the_guarantee_against_any_plan_holds(self):
+        """((1 + (4S* - 4)/M) * rho + rho) * T*, for every plan of S* stages that takes T*."""
+        for seed in range(60):
+            rng = random.Random(seed)
+            model = replace(random_model(rng, rng.randint(1, 4)), microbatch_size=840)
+            rates = [rng.choice([1.0, 2.0, rng.uniform(1, 20)]) for _ in range(16)]
+            rows = tuple(tuple(rng.choice(rates) for _ in range(4)) for _ in range(4))
+            cluster = replace(flat_cluster(4), bandwidth_gb_per_s=rows, duplex=Duplex.FULL)
+            used = [rows[u][v] for u, v in permutations(range(4), 2)]
+            M, rho = rng.choice([1, 2, 8]), max(used) / min(used)
+            made_ms = plan(model, cluster, M, "spp").iteration_ms
+            cost = CostModel(model, cluster)
+            for stages in all_placements(cost):
+                costs = cost.pipeline_costs(stages)
+                own_ms = min(SCHEDULES[rule](costs, M).iteration_ms for rule in PORTFOLIO)
+                factor = (1 + 4 * (len(stages) - 1) / M) * rho + rho
+                assert made_ms <= factor * own_ms + 1e-9, seed
 
     def test_unconnected_devices_are_never_used_together(self):
         cluster = flat_cluster(4, 0.0)

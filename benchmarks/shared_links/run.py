@@ -73,7 +73,7 @@ def measure(model: pp.ModelProfile, name: str, long_effort: float) -> dict[str, 
     blind, blind_s = timed(model, unshared, 1.0)
     blind_ms = run_plan(replace(blind, cluster=where))[1].iteration_ms
     aware, aware_s = timed(model, where, 1.0)
-    assert aware.iteration_ms <= blind_ms * (1 + 1e-9), (model.name, name)
+    assert aware.iteration_ms <= blind_ms * (1 + 1e-7), (model.name, name)  # proofs are so exact
     assert pp.check(aware).ok, (model.name, name)
     row = {
         "model": model.name,
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--clusters", nargs="*", default=list(HOSTS))
     parser.add_argument("-o", type=Path, help="write all rows to this file")
     arguments = parser.parse_args()
+    pp.plan(pp.zoo.model("vgg19"), cluster("2x4-25g"), 4, num_threads=1)  # imports
     rows = []
     chosen = instances()[arguments.first :: arguments.every]
     for model, name in chosen:

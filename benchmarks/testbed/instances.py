@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from pipeplan import zoo
 from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
@@ -22,10 +23,12 @@ class Case:
     """Whether every stage computes its activations again."""
     blind: bool = False
     """Whether the planner does not know that links are shared."""
+    families: bool = False
+    """Whether devices may have several stages, and backwards may be cut in two."""
 
     @property
     def name(self) -> str:
-        more = " recompute" * self.recompute + " blind" * self.blind
+        more = " recompute" * self.recompute + " blind" * self.blind + " families" * self.families
         return self.planner + more
 
 
@@ -79,6 +82,18 @@ ACCURACY = [
     Case(model="bert-large", cluster="2x2-10g", planner="best", recompute=True),
 ]
 
+FAMILIES = [
+    Case(model="bert-large", cluster="2x2-10g", planner="best", families=True),
+    Case(model="gpt2-xl", cluster="uneven-6", planner="best", families=True),
+    Case(model="resnet152", cluster="random-8", planner="best", families=True),
+    Case(model="transformer-big", cluster="uneven-6", planner="best", families=True),
+    Case(model="vgg19", cluster="2x2-10g", planner="best", families=True),
+    Case(model="bert-large", cluster="2x2-10g", planner="zb-v"),
+    Case(model="bert-48", cluster="2x2-10g", planner="interleaved-1f1b"),
+    Case(model="xlnet-large", cluster="2x2-10g", planner="zb-h1"),
+]
+"""Several stages a device, backwards cut in two."""
+
 SHARED = [
     Case(model="vgg19", cluster="2x4-card", planner="best", blind=True),
     Case(model="vgg19", cluster="2x4-card", planner="pipedream", blind=True),
@@ -110,7 +125,11 @@ def cluster_named(name: str) -> Cluster:
 def make_plan(case: Case) -> Plan:
     cluster = cluster_named(case.cluster)
     known = replace(cluster, uplink_gb_per_s=None, shared=()) if case.blind else cluster
-    made = plan(zoo.model(case.model), known, case.microbatches, planner=case.planner)
+    options: dict[str, Any] = {"positions": "auto", "split_backward": True} if case.families else {}
+    made = plan(zoo.model(case.model), known, case.microbatches, case.planner, **options)
+    if case.families:  # the stand-in model sums a stage's gradients in one piece
+        stages = tuple(replace(stage, gradient_buckets=1) for stage in made.stages)
+        made = replace(made, stages=stages, predicted=None)
     if case.blind:
         made = replace(made, cluster=cluster, predicted=None)
     if case.recompute:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from instances import ACCURACY, PLANNERS, RULES, SHARED, Case, make_plan
+from instances import ACCURACY, FAMILIES, PLANNERS, RULES, SHARED, Case, make_plan
 from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Plan
 from pipeplan.replaying import simulate
@@ -33,7 +33,7 @@ FIELDS = (
     "byte_factor",
     "seconds",
 )
-PARTS = {"accuracy": ACCURACY, "planners": PLANNERS, "shared": SHARED}
+PARTS = {"accuracy": ACCURACY, "families": FAMILIES, "planners": PLANNERS, "shared": SHARED}
 
 
 def blind_ms(plan: Plan) -> float:

@@ -136,6 +136,8 @@ def main() -> None:
     rows = read()
     accuracy_table(rows["accuracy"])
     print()
+    accuracy_table(rows["families"])
+    print()
     planner_table(rows["planners"])
     print()
     shared_table([*rows["shared"], *rows["planners"]])

@@ -375,6 +375,27 @@ class TestLocalSearch:
             assert times[rule] == pytest.approx(ms, rel=1e-12)
             assert ms < 0.9 * min(_core.rule_times(instance, start, np.inf))
 
+    def test_devices_that_are_alike_move_together(self):
+        """Hosts of six devices that are far apart: whole hosts have to change their places."""
+        for seed in range(10):
+            rng = np.random.default_rng(seed)
+            host = np.arange(24) // 6
+            between = rng.uniform(0.05, 1, (4, 4))
+            rates = np.where(host[:, None] == host, 1000.0, between[host][:, host])
+            instance = one_instance(layers=[(9, 9, 90, 90, 9)] * 12, rates=rates)
+            sets = [host_of.tolist() for host_of in np.arange(24).reshape(4, 6)]
+            plans = (
+                _core.PlacedPlan(instance, [3, 6, 9, 12], order)
+                for order in itertools.permutations(sets)
+            )
+            best_ms = min(min(_core.rule_times(instance, plan, np.inf)) for plan in plans)
+            start = _core.PlacedPlan(instance, [3, 6, 9, 12], sets)
+            ((ms, rule, placed),) = _core.local_search(instance, [start], seed, 3e5, 0.0, 1)
+            assert _core.rule_times(instance, placed, np.inf)[rule] == pytest.approx(ms, rel=1e-12)
+            used = [device for devices in placed.devices for device in devices]
+            assert len(used) == len(set(used))
+            assert ms <= best_ms * (1 + 1e-9)
+
     def test_a_stage_that_is_split_costs_less(self):
         """All-reduces take 1,000 ms: two stages of one device each are the way out."""
         instance = one_instance(layers=[(10, 10, 0, 0, 500)] * 2, rates=np.ones((2, 2)))

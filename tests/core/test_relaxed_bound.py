@@ -185,10 +185,11 @@ def test_equal_links_leave_nothing_to_forget(count):
         instance = cost.kernel_instance(M)
         exact, _ = _core.plan_on_sets(instance, list(range(V)), 16, np.inf, 0, 1)
         assert relaxed(cost, M) == pytest.approx(exact, rel=1e-9), seed
-        limited = _core.relaxed_bound(
-            instance, np.arange(1, V + 1, dtype=np.int32), 16, exact * 1.5, 1
-        )
-        assert exact * 0.99 <= limited <= exact * (1 + 1e-9), seed
+        for factor in (1.5, 1.0001):  # just above the optimum whatever is dropped wrongly shows
+            limited = _core.relaxed_bound(
+                instance, np.arange(1, V + 1, dtype=np.int32), 16, exact * factor, 1
+            )
+            assert exact * 0.99 <= limited <= exact * (1 + 1e-9), seed
 
 
 def planted(rng: random.Random, num_devices: int, num_stages: int):
@@ -292,6 +293,34 @@ def test_all_devices_can_be_paid_for(num_devices):
         assert bound <= known * (1 + 1e-9)
 
 
+KINDS = ("two prices in one class", "least prices add up", "all is spent")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_device_costs_more_than_its_price(kind):
+    """Each layer suits one device, and the whole budget is spent.
+
+    Two devices of nearly one speed have prices of 5 and 6 and become one class, because there are
+    more than 16. Or so many slow devices cost at least 1 that all cost more than was asked for. Or
+    all classes keep their prices, and the last device costs just what is left.
+    """
+    if kind == "two prices in one class":
+        speeds = [3.2, 3.5, 3.8, 4.1, 4.4, 4.7, 5.0, 5.3, 5.6, 5.97, 6.03, 6.4, 6.8, 7.2, 7.6, 8.1]
+        speeds.append(96.0 - sum(speeds))
+    elif kind == "all is spent":
+        speeds = [5.5 + 0.4 * u for u in range(11)]  # no device can serve two layers
+    else:
+        speeds = [1000.0, *(1 + 0.1 * u for u in range(29))]
+    order = random.Random(1).sample(range(len(speeds)), len(speeds))
+    model = model_of(*[(10 * speeds[u], 0, 1e15) for u in order])
+    cluster = uneven_cluster(random.Random(0), speeds, [[1e3] * len(speeds)] * len(speeds))
+    cost = CostModel(model, replace(cluster, latency_us=0.0))
+    known = known_ms(cost, one_layer_each([u] for u in order), 1024)
+    sizes = np.arange(1, len(speeds) + 1, dtype=np.int32)
+    bound = _core.relaxed_bound(cost.kernel_instance(1024), sizes, 8, known * 1.01, 1)
+    assert known * 0.9 <= bound <= known * (1 + 1e-9)
+
+
 def test_four_devices_that_send_to_four_are_found_among_forty():
     """Just these links are fast, those back twice as fast; sets of three do not show them all."""
     rates = [[1e-3] * 40 for _ in range(40)]
@@ -305,15 +334,19 @@ def test_four_devices_that_send_to_four_are_found_among_forty():
 
 
 def test_groups_of_sizes_take_their_fewest_devices():
-    """So many layers that sizes of a group have no choices of their own."""
-    cost = CostModel(model_of(*[(1, 0, 1e8)] * 520), cluster_of([[1.0] * 40] * 40))
+    """So many layers that sizes of a group have no choices of their own.
+
+    Few devices would send for too long, and one stage of all would reduce for too long: both stages
+    have to be of the same group, with fewer devices than its largest size.
+    """
+    cost = CostModel(model_of(*[(1, 1e8, 2e6)] * 520), cluster_of([[1.0] * 40] * 40))
     halves = (
         Stage(layers=range(260), devices=tuple(range(20))),
         Stage(layers=range(260, 520), devices=tuple(range(20, 40))),
     )
     known = known_ms(cost, halves, 4)
     sizes = np.array([1, 2, 40], dtype=np.int32)
-    bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 1, known * 1.5, 1)
+    bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 1, known * 1.2, 1)
     assert bound <= known * (1 + 1e-9)
 
 

@@ -249,3 +249,24 @@ def test_steps_and_threads_only_decide_how_far_it_goes():
         assert times[3] == times[4]
         rose += bounds[3] > bounds[0] * (1 + 1e-9)
     assert rose > 0
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(150, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 3), (3, 2)])
+def test_no_other_order_of_microbatches_is_faster(num_stages, num_microbatches, count):
+    """Section 8: each stage takes its microbatches in any order, forwards and backwards too."""
+    blocks = [*range(num_microbatches), *(-1 - m for m in range(num_microbatches))]
+    every_order = [
+        order
+        for order in itertools.permutations(blocks)
+        if all(order.index(m) < order.index(-1 - m) for m in range(num_microbatches))
+    ]
+    for seed in range(count):
+        costs = awkward_costs(random.Random(seed), num_stages)
+        kernel_costs, least_ms = costs.for_kernels(), np.inf
+        for rows in itertools.product(every_order, repeat=num_stages):
+            trace = _core.run_schedule(kernel_costs, np.array(rows, dtype=np.int32))
+            if trace[4].min() == 2 * num_microbatches:  # else it deadlocks
+                least_ms = min(least_ms, float((trace[5] + costs.all_reduce_ms_S).max()))
+        instants = 1e-9 * 4 * num_stages * num_microbatches
+        assert all_orders_ms(costs, num_microbatches) <= least_ms + instants, seed

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from interop.samples import grid_plan
+from interop.test_group_exports import group_plan
 from pipeplan.errors import ScheduleError
 from pipeplan.interop.exported import ExportSettings
 from pipeplan.interop.exporting import export_plan
@@ -138,6 +139,31 @@ def test_gradients_on_gloo_are_those_of_one_process(count, world_size, tmp_path)
     differences = gradients_differ_by(cases, world_size, tmp_path)
     assert len(differences) == count
     assert max(differences) < 1e-12
+
+
+def group_case(plan: Plan) -> dict:
+    group_of = {stage: g for g, group in enumerate(plan.groups) for stage in group.stages}
+    chain = [group_of[stage] for stage in range(plan.num_stages)]
+    return {**case_of(plan, "runtime"), "chain": chain}
+
+
+def group_plans(count: int, world_size: int) -> list[Plan]:
+    """Plans with loops, Vs and irregular chains, backwards split or not, for so many ranks."""
+    rng, found = random.Random(count), []
+    while len(found) < count:
+        plan = group_plan(rng, shape=("loop", "v", "any")[len(found) % 3])
+        if sum(group.num_replicas for group in plan.groups) <= world_size:
+            found.append(plan)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "world_size"), [(3, 2), pytest.param(24, 4, marks=pytest.mark.full)]
+)
+def test_gradients_of_groups_on_gloo_are_those_of_one_process(count, world_size, tmp_path):
+    cases = [group_case(plan) for plan in group_plans(count, world_size)]
+    assert any("I" in case["csv"] for case in cases)
+    assert max(gradients_differ_by(cases, world_size, tmp_path)) < 1e-12
 
 
 # ------------------------------------------------------------------------------ checking

@@ -1,7 +1,8 @@
 """Runs exported schedules on torch's own runtime with gloo: one process of several.
 
 Each rank gets a JSON file with the cases: CSV, cuts, replicas, microbatches. It prints one line for
-each case: the largest difference between its gradients and those of a single process.
+each case: the largest difference between its gradients and those of a single process. `chain` has
+the group of each stage; a group is a rank of the pipeline, or as many as there are replicas.
 """
 
 import json
@@ -47,35 +48,42 @@ def expected_gradients(case: dict) -> list[list[torch.Tensor]]:
     return [[p.grad for p in layer.parameters()] for layer in layers]
 
 
-def run(case: dict, rank: int) -> float:
-    """The largest difference on this rank; 0 if it has nothing to do."""
-    num_stages, replicas = len(case["cuts"]) - 1, case["replicas"]
-    pipelines = [
-        dist.new_group([stage * replicas + r for stage in range(num_stages)])
-        for r in range(replicas)
-    ]
-    copies = [
-        dist.new_group(list(range(stage * replicas, (stage + 1) * replicas)))
-        for stage in range(num_stages)
-    ]
-    if rank >= num_stages * replicas:
-        return 0.0
-    stage, replica = divmod(rank, replicas)
+def make_part(case, stage, num_stages, layers, group) -> PipelineStage:
     first, end = case["cuts"][stage], case["cuts"][stage + 1]
-    layers = layers_of(case["cuts"][-1])[first:end]
     shape = (case["samples"], WIDTH)
     given = torch.zeros(shape, dtype=torch.float64, requires_grad=stage > 0)
     made = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-    part = PipelineStage(
-        torch.nn.Sequential(*layers),
+    return PipelineStage(
+        torch.nn.Sequential(*layers[first:end]),
         stage,
         num_stages,
         torch.device("cpu"),
         input_args=(given,),
         output_args=(made,),
-        group=pipelines[replica],
+        group=group,
     )
-    schedule = RUNTIMES[case["runtime"]]([part], case["microbatches"], loss_fn=mean_loss)
+
+
+def run(case: dict, rank: int) -> float:
+    """The largest difference on this rank; 0 if it has nothing to do."""
+    num_stages, replicas = len(case["cuts"]) - 1, case["replicas"]
+    chain = case.get("chain", list(range(num_stages)))
+    num_groups = max(chain) + 1
+    pipelines = [
+        dist.new_group([group * replicas + r for group in range(num_groups)])
+        for r in range(replicas)
+    ]
+    copies = [
+        dist.new_group(list(range(group * replicas, (group + 1) * replicas)))
+        for group in range(num_groups)
+    ]
+    if rank >= num_groups * replicas:
+        return 0.0
+    own, replica = divmod(rank, replicas)
+    stages = [stage for stage, group in enumerate(chain) if group == own]
+    layers = layers_of(case["cuts"][-1])
+    parts = [make_part(case, stage, num_stages, layers, pipelines[replica]) for stage in stages]
+    schedule = RUNTIMES[case["runtime"]](parts, case["microbatches"], loss_fn=mean_loss)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.csv"
         path.write_text(case["csv"])
@@ -83,13 +91,14 @@ def run(case: dict, rank: int) -> float:
     rows = torch.arange(case["microbatches"] * case["replicas"] * case["samples"])
     mine = rows.view(case["microbatches"], replicas, case["samples"])[:, replica].flatten()
     inputs, targets = batch_of(case)
-    arguments = (inputs[mine],) if stage == 0 else ()
-    target = targets[mine] if stage == num_stages - 1 else None
+    arguments = (inputs[mine],) if 0 in stages else ()
+    target = targets[mine] if num_stages - 1 in stages else None
     schedule.step(*arguments, target=target)
-    difference = 0.0
-    for layer, wanted in zip(layers, expected_gradients(case)[first:end], strict=True):
-        for parameter, gradient in zip(layer.parameters(), wanted, strict=True):
-            dist.all_reduce(parameter.grad, group=copies[stage])
+    difference, expected = 0.0, expected_gradients(case)
+    held = [n for s in stages for n in range(case["cuts"][s], case["cuts"][s + 1])]
+    for number in held:
+        for parameter, gradient in zip(layers[number].parameters(), expected[number], strict=True):
+            dist.all_reduce(parameter.grad, group=copies[own])
             difference = max(difference, float((parameter.grad / replicas - gradient).abs().max()))
     return difference
 

@@ -1,7 +1,6 @@
-"""The four commands of README and docs, and the one line of `auto`, as they stand there."""
+"""profile, discover, plan, torchrun: the four commands of the README, one after another."""
 
-import re
-import shlex
+import os
 import shutil
 import subprocess
 import sys
@@ -11,69 +10,45 @@ import pytest
 
 pytest.importorskip("torch")
 
-import pipeplan as pp
 from command_line import run_command
-from runtime.test_run import torchrun
+from pipeplan.documents.files import read_cluster, read_plan
+from runtime.workers import few_at_once, free_port
 
-ROOT = Path(__file__).parents[2]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "measuring.md"
+HERE = Path(__file__).parent
+BATCHES = """
+def make_batch(step, rows):
+    torch.manual_seed(step)
+    return torch.randn(rows, 8), torch.zeros(rows, 4)
+"""
 
 
-@pytest.fixture
-def examples(tmp_path, monkeypatch):
-    for name in ("text_model.py", "text.txt"):
-        shutil.copy(ROOT / "examples" / name, tmp_path)
+def test_from_a_model_to_training(tmp_path, monkeypatch, capfd):
+    shutil.copy(HERE / "sample_models.py", tmp_path / "four_models.py")
+    with open(tmp_path / "four_models.py", "a") as file:
+        file.write(BATCHES)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def four_commands(page):
-    (block,) = re.findall(r"```\n(pipeplan profile text_model.*?)```", page.read_text(), re.DOTALL)
-    return [shlex.split(line) for line in block.strip().splitlines()]
-
-
-def test_from_a_model_to_training(examples, capfd):
-    """Those of the page, which ask for more than those of the README."""
-    profile, discover, plan, run = four_commands(PAGE)
-    assert [words[:2] for words in four_commands(README)] == [
-        words[:2] for words in (profile, discover, plan, run)
+    profile = ("four_models:build", "--batch", "four_models:example_batch", "--repeats", 2)
+    assert run_command(capfd, "profile", *profile, "-o", "my.model.json", "-q")[0] == 0
+    code, out, _ = run_command(capfd, "discover", "--processes", 2, "-o", "here.cluster.json")
+    assert (code, out) == (0, "here.cluster.json: 2 devices on 1 host, 1.5 to 1.5 GB/s\n")
+    files = ("my.model.json", "here.cluster.json")
+    assert run_command(capfd, "plan", *files, "-m", 2, "--stages", 2, "-o", "my.plan.json")[0] == 0
+    hosts = {device.host for device in read_cluster("here.cluster.json").devices}
+    assert hosts == {os.uname().nodename}  # the runtime finds its ranks by it
+    assert read_plan("my.plan.json").num_stages == 2
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "{port}", "-m", "pipeplan.run", "my.plan.json"]
+    with few_at_once():
+        ended = subprocess.run(
+            [part.format(port=free_port()) for part in command]
+            + ["four_models:build", "--steps", "2"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=280,
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[:2] for line in ended.stdout.splitlines()] == [
+        ["step", "1"],
+        ["step", "2"],
     ]
-    for words in (profile, discover, plan):
-        code, _, err = run_command(capfd, *words[1:], "-q")
-        assert code == 0, err
-    model = pp.read_model("text.model.json")
-    assert [layer.name for layer in model.layers][:2] == ["before", "blocks.0"]
-    assert model.tied == (("before", "behind"),)
-    done = torchrun(int(run[2]), *run[3:], cwd=examples)
-    assert done.returncode == 0, done.stderr
-    assert "step    3  loss" in done.stdout
-    code, out, err = run_command(capfd, "calibrate", "text.plan.json", "trace.json", "-q")
-    assert (code, err) == (0, "")
-    assert "A step took" in out
-
-
-def test_readme_s_commands_differ_only_in_their_options():
-    for short, long in zip(four_commands(README), four_commands(PAGE), strict=True):
-        assert set(short) <= set(long)
-
-
-def test_one_line_of_a_script(examples):
-    """Started twice: the second start reads the plan."""
-    (script,) = re.findall(r"```python\n(# train_auto.py.*?)```", PAGE.read_text(), re.DOTALL)
-    (examples / "train_auto.py").write_text(script)
-    first = torchrun(2, "train_auto.py", cwd=examples)
-    assert first.returncode == 0, first.stderr
-    assert "measures the links between all ranks" in first.stderr
-    assert len(re.findall(r"rank \d: loss", first.stdout)) == 2
-    arguments = ("-m", "pipeplan.run", "--auto", "text_model:build_model", "--global-batch", 16)
-    wrong = subprocess.run(
-        [sys.executable, *map(str, arguments[:3]), "a.plan.json", "text_model:build_model"],
-        env={"RANK": "0", "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert wrong.returncode == 2
-    assert "'a.plan.json' and --auto exclude each other" in wrong.stderr
-    second = torchrun(2, "train_auto.py", cwd=examples)
-    assert second.returncode == 0, second.stderr
-    assert "uses the plan in pipeplan-auto/plan.json" in second.stderr

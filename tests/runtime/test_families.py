@@ -347,6 +347,20 @@ def scene_refusals(rank, folder):
         Pipeline(sharded, seeded(lambda: Carrying(6)), token_loss, torch.optim.SGD)
 
 
+def scene_the_comparison_sees_both_halves(rank, folder):
+    """A second half that adds nothing is found, on whatever stage of a rank it is."""
+    names = [str(i) for i in range(8)]
+    for stage in (1, 3):
+        model = seeded(lambda: make_mlp(8))
+        pipeline = Pipeline(v_plan(names), model, mlp_loss, torch.optim.SGD)
+        for part in pipeline._replica.parts:
+            if part.stage == stage:
+                part.runner.backward_weight = lambda microbatch: None
+        with pytest.raises(RuntimeMismatchError, match="found by comparing"):
+            pipeline.step(*batch_of(0))
+        pipeline.close()
+
+
 SCENES = [value for name, value in sorted(globals().items()) if name.startswith("scene_")]
 
 

@@ -17,6 +17,7 @@ from instances import flat_cluster
 from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, RuntimeMismatchError
+from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import SCHEDULES
@@ -96,6 +97,33 @@ def test_uneven_replicas_shares_recomputation_and_a_shared_card(testbed, tmp_pat
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ran = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
     assert len(ran) == 4 * 2 * 4  # devices, kinds, microbatches
+
+
+def test_several_stages_a_device_and_split_backwards(testbed, tmp_path):
+    sets = [(0, 1), (2,), (2,), (1, 0)]
+    stages = tuple(Stage(layers=range(n, n + 1), devices=each) for n, each in enumerate(sets))
+    plan = make_plan(stages[:2], flat_cluster(3, 0.5))  # for its layers alone
+    layers = [
+        replace(plan.model.layers[0], name=str(n), weight_grad_ms=8.0) for n in range(len(stages))
+    ]
+    orders = group_orders("zb-v", stages, 4)
+    plan = replace(
+        plan,
+        model=replace(plan.model, layers=tuple(layers)),
+        stages=stages,
+        schedule=Schedule.from_group_codes(orders),
+    )
+    measured = testbed.measure(plan, num_iterations=3, time_factor=1.0)
+    assert FASTEST < measured.measured_ms / measured.predicted_ms < SLOWEST
+    assert len(measured.blocks) == sum(map(len, orders)) == 3 * 4 * 4
+    write_measured_page(measured, tmp_path / "page.html")
+    write_measured_trace(measured, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ran = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
+    assert len(ran) == 3 * len(orders[0])  # three devices with two stages each
+    cut = replace(plan, stages=(replace(stages[0], gradient_buckets=2), *stages[1:]))
+    with pytest.raises(InputError, match=r"stages\[0\].gradient_buckets: the testbed sums"):
+        testbed.measure(cut)
 
 
 def test_the_command(testbed, capfd, tmp_path):

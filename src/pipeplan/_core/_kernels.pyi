@@ -278,6 +278,15 @@ def prove_on_sets(
 ) -> tuple[float, list[PlacedPlan], list[tuple[float, PlacedPlan, Ints]]]:
     """As `plan_on_sets`, and single plans are looked at; also a faster plan with its schedule."""
 
+def price_bound(
+    instance: Instance,
+    proved_ms: float,
+    limit_ms: float,
+    steps: float,
+    deadline: float = ...,
+) -> float:
+    """A lower bound by prices of devices, between a known bound and the time of a known plan."""
+
 def prove_on_near_sets(
     instance: Instance,
     capacity: int,

@@ -352,6 +352,15 @@ double py_relaxed_bound(const Instance& instance, Ints buckets, int capacity, do
     });
 }
 
+double py_price_bound(const Instance& instance, double proved_ms, double limit_ms, double steps,
+                      double deadline) {
+    require(!std::isnan(proved_ms) && !std::isnan(limit_ms) && steps >= 0, "price_bound: a number is wrong");
+    require_full_links(instance);
+    return run_kernel(deadline, [&](Control& control) {
+        return price_bound(instance, proved_ms, limit_ms, steps, control);
+    });
+}
+
 std::vector<double> py_rule_times(const Instance& instance, const PlacedPlan& plan,
                                   double worth_ms) {
     require(plan.fits(instance), "plan: was made for another instance");
@@ -476,6 +485,8 @@ NB_MODULE(_kernels, m) {
           "dp_steps"_a, "steps"_a, "num_threads"_a, "deadline"_a = never);
     m.def("relaxed_bound", &py_relaxed_bound, "instance"_a, "buckets"_a, "capacity"_a,
           "limit_ms"_a, "num_threads"_a, "deadline"_a = never, "max_levels"_a = 1024);
+    m.def("price_bound", &py_price_bound, "instance"_a, "proved_ms"_a, "limit_ms"_a, "steps"_a,
+          "deadline"_a = never);
     m.def("rule_times", &py_rule_times, "instance"_a, "plan"_a, "worth_ms"_a);
     m.def("judge_plan", &py_judge_plan, "instance"_a, "plan"_a, "best_ms"_a, "worth_ms"_a,
           "deadline"_a = never);

@@ -96,6 +96,11 @@ ProvedPlans prove_on_near_sets(const Instance& instance, const DpLimits& limits,
 double relaxed_bound(const Instance& instance, const std::vector<int>& buckets, int max_levels,
                      const DpLimits& limits, Pool& pool, Control& control);
 
+// The same by prices of devices: devices that many stages want are dear. No plan is known to take less than
+// `proved_ms`, one takes `limit_ms`; the result lies between. `steps` says how much it may look at.
+double price_bound(const Instance& instance, double proved_ms, double limit_ms, double steps,
+                   Control& control);
+
 // The share of each device of a stage (Instance::shares), as far as memory allows.
 std::vector<double> shares_of_stage(const Instance& instance, int first_layer, int end_layer,
                                     const std::vector<int>& devices, int mode);

@@ -75,15 +75,17 @@ class PlanProof {
     static constexpr int kAtOnce = 16;  // fixed, so that threads change nothing
     static constexpr int kRounds = 3, kDeadlines = 6, kMostUneven = 6;
     static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
-    // Where links are shared, few searches find a faster plan, and these are among the first.
+    // Where bounds of plans are loose, few searches find a faster plan, and these are among the first.
     static constexpr int kMostVain = 8;
+    bool is_loose() const { return in_.shared || in_.limits.any_shares; }
 
-    // Where memory caps what stages hold, the bounds of plans are loose, and lists of plans are long.
+    // Where memory caps what stages hold, or devices have any shares, the bounds of plans are loose, and
+    // lists of plans are long.
     // The first hundredth of the steps, or the first tenth, shows whether the list can end: on one
     // instance of eight devices it took 1.3 s of 1.4 and raised the bound by a third of the gap. But
     // where it goes on well, it finds plans that local search misses.
     bool is_hopeless(double first_ms, double part_of_steps) const {
-        if (!in_.has_memory()) return false;
+        if (!in_.has_memory() && !in_.limits.any_shares) return false;
         const double raised = (listing_.least_ms() - first_ms) / (target_ms() - first_ms);
         return (part_of_steps > 0.01 && raised < 0.1) || (part_of_steps > 0.1 && raised < 0.4);
     }
@@ -179,7 +181,7 @@ class PlanProof {
         };
         if (is_beaten(target_ms())) return;
         const bool is_planned = whole == 0 || in_.limits.whole_samples || in_.limits.any_shares;
-        if (is_planned && is_known(stages) && !(in_.shared && num_vain_ >= kMostVain)) {
+        if (is_planned && is_known(stages) && !(is_loose() && num_vain_ >= kMostVain)) {
             step.is_searched = true;
             search(stages, proved_ms, step);
             if (step.found.iteration_ms < kInfinity && is_beaten(just_below(step.found.iteration_ms)))

@@ -175,9 +175,13 @@ def _with_cut_moved(stages: tuple[Stage, ...], cut: int, by: int) -> tuple[Stage
 
 def _candidates(plan: Plan) -> Iterator[tuple[Stage, ...]]:
     """The plan's own stages, then those of each number of replicas and stages."""
-    recompute = all(stage.recompute for stage in plan.stages)
     if len(plan.groups) == len(plan.stages):
         yield plain_stages(plan)
+    for recompute in sorted({stage.recompute for stage in plan.stages}):
+        yield from _candidates_of_mode(plan, recompute)
+
+
+def _candidates_of_mode(plan: Plan, recompute: bool) -> Iterator[tuple[Stage, ...]]:
     orders = _device_orders(plan)
     shapes = _shapes(plan, len(orders[0]))
     work_ms = [layer.forward_ms + layer.backward_ms for layer in plan.model.layers]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.tracing import BlockTimes, Times
 
-__all__ = ["StepBlocks", "StepPart"]
+__all__ = ["Arranged", "StepBlocks", "StepPart"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,24 @@ class StepPart:
     """The rows of the batch that this rank computes there, by microbatch; a range if possible."""
     loss: LossTerms | None
     """None except on the last stage."""
+
+
+class Turn(NamedTuple):
+    """One block of an order."""
+
+    block: Block
+    following: Block | None
+    """The next one whose input is a message."""
+    is_last: bool
+    """Whether no other block of its stage follows."""
+
+
+class Arranged(NamedTuple):
+    """An order that a rank runs."""
+
+    turns: tuple[Turn, ...]
+    kinds: dict[int, frozenset[Kind]]
+    """By stage, the kinds of its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +77,30 @@ class StepBlocks:
     times: list[Times]
     """Where it is noted when each block waited and ran."""
 
-    def run(self, order: Sequence[Block]) -> None:
-        """Run these blocks; blocks without rows on this rank are left out."""
-        parts, enter, clock = self.parts, self.watchdog.enter, time.perf_counter
+    def arrange(self, order: Sequence[Block]) -> "Arranged":
+        """These blocks without those that have no rows on this rank; the same for equal batches."""
+        parts = self.parts
         order = [block for block in order if parts[block.stage].rows[block.microbatch]]
-        for stage, part in parts.items():
-            part.exchange.expect([block for block in order if block.stage == stage])
         last_of = {block.stage: position for position, block in enumerate(order)}
+        turns: list[Turn] = []
+        following = None
+        for position, block in reversed(list(enumerate(order))):
+            turns.append(Turn(block, following, last_of[block.stage] == position))
+            if parts[block.stage].exchange.receives(block):
+                following = block
+        kinds = {
+            stage: frozenset(block.kind for block in order if block.stage == stage)
+            for stage in parts
+        }
+        return Arranged(tuple(reversed(turns)), kinds)
+
+    def run(self, arranged: "Arranged") -> None:
+        """Run these blocks."""
+        parts, enter, clock = self.parts, self.watchdog.enter, time.perf_counter
+        for stage, part in parts.items():
+            part.exchange.expect(arranged.kinds[stage])
         has_marks, wait_s = self.timing.is_needed, clock()
-        for position, (block, following) in enumerate(
-            zip(order, self._next_of(order), strict=True)
-        ):
+        for block, following, is_last in arranged.turns:
             part = parts[block.stage]
             enter(State.WAITING, block)
             arrival = part.exchange.take(block)
@@ -79,7 +110,6 @@ class StepBlocks:
                 part.exchange.post_ahead()
             run_s, begun = clock(), self.timing.mark() if has_marks else None
             enter(State.COMPUTING, block)
-            is_last = last_of[block.stage] == position
             if block.kind is Kind.FORWARD:
                 self._run_forward(part, block.microbatch, arrival)
             else:
@@ -99,16 +129,6 @@ class StepBlocks:
             part.exchange.finish()
         self.timing.follow(enter)
         self.times.extend(self.timing.times())
-
-    def _next_of(self, order: Sequence[Block]) -> list[Block | None]:
-        """For each block the next one whose input is a message."""
-        found: list[Block | None] = []
-        following = None
-        for block in reversed(order):
-            found.append(following)
-            if self.parts[block.stage].exchange.receives(block):
-                following = block
-        return found[::-1]
 
     def _run_forward(self, part: StepPart, microbatch: int, arrival: Arrival) -> None:
         runner, rows, inputs = part.part.runner, part.rows[microbatch], self.call

@@ -1,13 +1,14 @@
 """One rank's steps: agree on the batch, run the blocks, sum gradients, update, return the loss."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pipeplan.pipeline import Kind, Plan
+from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.code_agreement import CodeAgreement
@@ -21,7 +22,7 @@ from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.settings_agreement import hash_options
 from pipeplan.runtime.stage_orders import group_of
-from pipeplan.runtime.step_blocks import StepBlocks, StepPart
+from pipeplan.runtime.step_blocks import Arranged, StepBlocks, StepPart
 from pipeplan.runtime.step_checks import SameModel, require_inputs
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
@@ -64,11 +65,13 @@ class Steps:
             stage: RowRouter(plan, placement.ranks, stage, index) for stage, index in places
         }
         """By stage of this rank."""
+        self._arranged: dict[tuple[int, int], Arranged] = {}
+        """By the rows of a batch and the number of blocks."""
         self._agreement = BatchAgreement(
             rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
         )
         self._sum = make_sum(transport, placement.ranks)
-        self._same_model = SameModel(replica)
+        self._same_model = SameModel(replica, optimizer)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, hash_options(optimizer))
         self._compares_options = len(set(found)) == 1
@@ -94,7 +97,7 @@ class Steps:
             with ExitStack() as casts:
                 for part in replica.parts:
                     casts.enter_context(part.runner.sharing_casts())
-                blocks.run(self._order)
+                blocks.run(self._arrange(blocks, self._order))
         if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
@@ -119,7 +122,8 @@ class Steps:
             with ExitStack() as evaluating:
                 for part in replica.parts:
                     evaluating.enter_context(part.runner.evaluating())
-                blocks.run([block for block in self._order if block.kind is Kind.FORWARD])
+                forwards = [block for block in self._order if block.kind is Kind.FORWARD]
+                blocks.run(self._arrange(blocks, forwards))
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         self._sum.start(stats)
@@ -134,7 +138,10 @@ class Steps:
         if mode is not Mode.EVALUATION:
             self._same_model.require()
         options = hash_options(self._optimizer) if self._compares_options else -1
-        variables = self._code.changes(batch, targets)
+        variables = -1  # a rank without layers knows nothing of their mode
+        if self._replica is not None:
+            training = self._replica.parts[0].module.model.training
+            variables = self._code.changes(batch, targets, training)
         agreed = self._agreement.agree(
             batch, targets, mode, number, self._transport, options, variables
         )
@@ -181,6 +188,13 @@ class Steps:
             timing=DeviceTiming(self._transport.streams),
             times=self.times,
         )
+
+    def _arrange(self, blocks: StepBlocks, order: Sequence[Block]) -> Arranged:
+        """The blocks of a batch of so many rows."""
+        key = (blocks.num_rows, len(order))
+        if key not in self._arranged:
+            self._arranged[key] = blocks.arrange(order)
+        return self._arranged[key]
 
     def _make_parts(self, replica: Replica, agreed: Agreed) -> dict[int, StepPart]:
         """The stages of this rank, with what they exchange in this step."""

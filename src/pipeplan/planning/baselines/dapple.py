@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeplan.cost import CostModel, Floats, prefix_sums
 from pipeplan.pipeline import Stage
@@ -160,8 +161,8 @@ class _PlacementProgram:
         self._start = tuple(len(view.hosts[h]) for h in self._host_order)
         self._best_ms: dict[Counts, Floats] = {}
         self._arrival: dict[Counts, list[_Arrival]] = {}
-        self._last: dict[Counts, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-        self._cut: dict[Counts, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        self._last: dict[Counts, NDArray[np.int64]] = {}
+        self._cut: dict[Counts, NDArray[np.int64]] = {}
 
     def solve(self) -> dict[int, tuple[Stage, ...]]:
         """For each number of groups the best stages, if there are any."""
@@ -176,10 +177,13 @@ class _PlacementProgram:
             for state in states[used]:
                 if not np.isfinite(self._best_ms[state]).any():  # more stages than layers
                     continue
-                for groups in range(1, self._max_groups - used + 1):
-                    for arrival in self._placements(state, groups * self._group_size):
-                        target = self._extend(state, groups, arrival)
-                        states[used + groups][target] = None
+                arrivals = [
+                    (groups, arrival)
+                    for groups in range(1, self._max_groups - used + 1)
+                    for arrival in self._placements(state, groups * self._group_size)
+                ]
+                for groups, target in self._extend(state, arrivals):
+                    states[used + groups][target] = None
         found = {}
         for used in range(2, self._max_groups + 1):
             ends = [(float(self._best_ms[state][-1]), state) for state in states[used]]
@@ -209,22 +213,40 @@ class _PlacementProgram:
             order = tuple(sorted(hosts, key=lambda h: (capacity[h], left[h], h)))
             yield _Arrival(before=free, added=tuple(added[h] for h in order), order=order)
 
-    def _extend(self, state: Counts, groups: int, arrival: _Arrival) -> Counts:
-        """Append a stage of `groups` groups to every front of the state."""
-        target = tuple(
-            state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
-        )
-        front_ms = self._best_ms[state]
-        if state != self._start:
-            # The stages before and behind, both in the order of the hosts of this state.
-            back_at = {old: new for new, old in enumerate(arrival.order)}
-            receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
-            rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
-            transfer_ms = self._round_trip_bytes * rates[self._last[state]]
-            front_ms = np.maximum(front_ms, transfer_ms)
-        total_ms = np.maximum(front_ms[:, None], self._stage_times(groups))
-        where = total_ms.argmin(axis=0)
-        value = total_ms[where, np.arange(len(where))]
+    def _extend(
+        self, state: Counts, arrivals: Sequence[tuple[int, _Arrival]]
+    ) -> Iterator[tuple[int, Counts]]:
+        """Append one stage to every front of the state; gives its groups and the new state."""
+        if not arrivals:
+            return
+        fronts_ms = np.array([self._front_ms(state, arrival) for _, arrival in arrivals])
+        stages_ms = np.array([self._stage_times(groups) for groups, _ in arrivals])
+        total_ms = np.maximum(fronts_ms[:, :, None], stages_ms)
+        where_AL = total_ms.argmin(axis=1)
+        value_AL = np.take_along_axis(total_ms, where_AL[:, None, :], axis=1)[:, 0, :]
+        for (groups, arrival), where, value in zip(arrivals, where_AL, value_AL, strict=True):
+            target = tuple(
+                state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
+            )
+            self._take(target, arrival, where, value)
+            yield groups, target
+
+    def _front_ms(self, state: Counts, arrival: _Arrival) -> Floats:
+        """For each end of the front its bottleneck, with the transfer to the stage behind it."""
+        if state == self._start:
+            return self._best_ms[state]
+        # The stages before and behind, both in the order of the hosts of this state.
+        back_at = {old: new for new, old in enumerate(arrival.order)}
+        receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
+        rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
+        transfer_ms = self._round_trip_bytes * rates[self._last[state]]
+        front_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
+        return front_ms
+
+    def _take(
+        self, target: Counts, arrival: _Arrival, where: NDArray[np.int64], value: Floats
+    ) -> None:
+        """Keep the fronts that are better than those known in the state."""
         if target not in self._best_ms:
             self._best_ms[target] = np.full(len(where), np.inf)
             self._arrival[target] = []
@@ -236,7 +258,6 @@ class _PlacementProgram:
             self._last[target][better] = len(self._arrival[target])
             self._cut[target][better] = where[better]
             self._arrival[target].append(arrival)
-        return target
 
     def _stage_times(self, groups: int) -> Floats:
         """[i, j]: the time of layers i..j-1 on so many groups; infinite without a layer."""

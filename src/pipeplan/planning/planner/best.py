@@ -6,18 +6,16 @@ from the best time so far and drops what cannot beat it:
 
 1. data parallel and even splits;
 2. the recursion on the bound over several device orders (`_core/plan_on_order.cpp`), first with
-   few replica counts and narrow fronts, then with all;
-3. the paper's partitions (`spp`), those that could still win;
-4. a lower bound for every plan; for small clusters by the same recursion over all sets of
-   devices, which yields plans as well;
-5. complete plans that the caller offers, a late start first, unless the optimum is found already;
-6. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
+   few replica counts and narrow fronts, then with all; the paper's partitions (`spp`);
+3. a lower bound for every plan (`lower_bound`); over all sets of devices it yields plans as well;
+4. complete plans that the caller offers, a late start first, unless the optimum is found already;
+5. local search (`_core/local_search.cpp`) from the best plans that differ and from plain ones,
    and the recursion again on the order that the best plan uses, until the effort is spent or the
    bound is met.
 
-Every plan is simulated under a portfolio of schedules before it counts. Never slower than
-any of its starting points. The same input, seed and effort give the same plan whatever the number
-of threads; only a time limit can change that. `settings` says how much of each step is done.
+Every plan is simulated under a portfolio of schedules before it counts. Never slower than any of
+its starting points. The same input, seed and effort give the same plan with any number of threads;
+only a time limit can change that. `settings` says how much of each step is done.
 """
 
 import itertools
@@ -57,8 +55,8 @@ OPTIMAL_WITHIN = 1e-7
 SET_CAPACITY = 2
 """Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
 points the recursion takes up to five times as long, and no more is proved."""
-NUM_POLISHED = 4
-"""Plans for which each search looks for better schedules."""
+NUM_POLISHED = {False: 4, True: 2}
+"""Plans for which each search looks for better schedules, by whether links are shared."""
 
 
 def plan_best(
@@ -74,7 +72,7 @@ def plan_best(
     try:
         search.order_devices()
         search.plan_on_orders()
-        if search.plans_on_sets:  # a better plan prunes more than this short search costs
+        if search.plans_on_sets and not problem.cost.contention:  # prunes more than it costs
             first = different_plans(search.incumbent.ranked(), settings.BEFORE_PROOF.num_searches)
             search.search_from(first, settings.BEFORE_PROOF)
         search.prove()
@@ -279,15 +277,17 @@ class _Search:
         if self.is_optimal or self.is_late or not self.settings.proves_relaxed:
             return
         self.problem.report("proving a lower bound")
-        limit_ms = self.incumbent.iteration_ms
-        num_threads, deadline = self.problem.num_threads, self.problem.deadline
-        buckets = bucket_sizes(self.num_devices, self.num_layers)
-        if buckets is not None:
-            relaxed_ms = relaxed_bound_ms(self.bounded, buckets, limit_ms, num_threads, deadline)
-            self._raise_bound(relaxed_ms, "relaxed")
+        limit_ms, deadline = self.incumbent.iteration_ms, self.problem.deadline
+        if buckets := bucket_sizes(self.num_devices, self.num_layers):
+            arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
+            self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
         if not self.is_optimal and self.plans_on_sets:
             self._prove_on_sets()
-        elif not self.is_optimal and self.num_devices <= settings.MAX_NEAR_DEVICES:
+        elif self.problem.any_shares:
+            known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * self.problem.effort)
+            self._raise_bound(_core.price_bound(self.bounded, *known, deadline), "prices")
+        is_small = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
+        if is_small and not self.is_optimal:
             self._prove_on_near_sets()
 
     def _prove_on_sets(self) -> None:
@@ -368,7 +368,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms)
-        self.incumbent.polish(NUM_POLISHED, self.problem.deadline)
+        self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
     def plan_on_own_order(self) -> None:
         """The recursion on the order in which the best plan uses the devices."""

@@ -1,7 +1,8 @@
 """Plan with shares that follow speed, and with even shares only; take the faster plan.
 
-Both searches draw random numbers, so one may miss what the other finds. With both, a plan is never
-slower than one with even shares. The second search is left out once the optimum is found.
+The first search tries even shares of every plan, too. But it draws random numbers, so it may miss
+what a search among even shares finds. The second one gets a part of the effort. It is left out once
+the optimum is found.
 """
 
 import itertools
@@ -16,6 +17,8 @@ from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupt
 
 __all__ = ["plan_best_shares"]
 
+EVEN_EFFORT = 0.25
+"""The part of the effort for even shares: with all of it, it won in none of 18 cases."""
 FASTER = 1 - 1e-12
 """By less than this two plans take the same time."""
 
@@ -34,7 +37,11 @@ def plan_best_shares(
     if time.monotonic() >= problem.deadline:
         return best
     try:
-        even_only = replace(problem, limits=replace(problem.limits, shares=False))
+        even_only = replace(
+            problem,
+            limits=replace(problem.limits, shares=False),
+            effort=EVEN_EFFORT * problem.effort,
+        )
         return _faster(best, plan_best(even_only, again, late))
     except (InfeasibleError, _core.DeadlineError):
         return best

@@ -1,6 +1,6 @@
 """How fast any plan at all could be: the certificate that comes with a plan.
 
-Four bounds (docs/theory.md has the proofs). Where all devices are equally fast, each is valid for
+Five bounds (docs/theory.md has the proofs). Where all devices are equally fast, each is valid for
 every plan with even shares and without recomputation; where speeds differ, for every plan:
 
 - exact-sets: the least fixed-plan bound over all cuts and all sets of devices
@@ -8,6 +8,8 @@ every plan with even shares and without recomputation; where speeds differ, for 
   looked at;
 - near-sets: the same with small sets only, of larger ones the size (`_core/near_topology.hpp`);
 - relaxed: the same with links as good as the sizes of sets allow (`_core/relaxed_bound.cpp`);
+- prices: no plan within a time can pay for its devices, each of which has a price
+  (`_core/price_bound.cpp`), where speeds differ;
 - work: all the work over all the speed there is.
 """
 

@@ -22,6 +22,7 @@ __all__ = [
     "NUM_RANDOM_ORDERS",
     "NUM_SET_CANDIDATES",
     "NUM_SHARED_CANDIDATES",
+    "PRICE_STEPS",
     "SET_SHARED_CYCLE",
     "SET_STEPS_PER_LAYER",
     "SearchSettings",
@@ -182,7 +183,7 @@ TABLE = tuple(
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
         (8, _SMALL, 10, 256, _MIXED, 4e6, None),
-        (16, _MEDIUM, 5, 256, _MIXED * 2, 6.5e6, None),
+        (16, _MEDIUM, 5, 256, _MIXED * 2, 10e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 15e6, _QUICK),
         (64, _LARGE, 5, 256, _DEEPER, 75e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 100e6, _QUICKEST),
@@ -202,7 +203,7 @@ EQUAL_DEVICES_BUDGET, MANY_MICROBATCHES = 0.1, 2
 """The part of a search's budget that is spent where all devices and links are alike and there are
 so many microbatches a device. Local search found nothing better on such clusters of 8 to 512
 devices; with fewer microbatches it found 1.5 %."""
-REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 8, range(33, 65)
+REGULAR_BUDGET, MAX_REGULAR_RATES, REGULAR_DEVICES = 0.4, 3, range(33, 65)
 """The part of a search's budget that is spent where links have few different rates, as in hosts
 that are alike: the recursion on orders finds most of what there is. Small clusters get it all, and
 large ones too, where a search is short for their size anyway."""
@@ -223,12 +224,15 @@ MAX_NEAR_DEVICES, NEAR_STEPS = 24, 3e7
 """Devices up to which small sets are looked at one by one for the bound, and how many steps that
 may take for effort 1: pairs of devices up to 16 of one speed. Triples need ten times the effort.
 With them the gap falls by half."""
+PRICE_STEPS = 2e7
+"""How many steps effort 1 spends on prices of devices, about 10 nanoseconds each. Only where speeds
+differ: else the relaxed bound knows all that prices do."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
-SHARED_BUDGET, LARGE_SHARED_BUDGET, MAX_SHARED_DEVICES = 0.5, 0.25, 64
-"""The part of a search's budget where links are shared, and the same on more devices than the last
-number: the problem without them was searched already, and three to six times the budget made only
-3 of 58 plans faster by more than 0.1 %."""
+SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.25, 0.5
+"""The part of a search's budget where links are shared, and the same on regular clusters, which get
+little already: the problem without them is searched, too, and its plan is a start. Three to six
+times as much made 3 of 58 plans faster by more than 0.1 %."""
 SET_SHARED_BUDGET, SET_SHARED_CYCLE = 0.4, 0.25
 """The same where all sets of devices were planned on, and the part of a cycle that effort 1 buys
 there: the whole cycle with a budget of 0.5 made 2 of 48 plans faster by more than 0.1 %."""
@@ -273,8 +277,7 @@ def budget_factor(
         return factor
     if plans_on_sets:
         return factor * SET_SHARED_BUDGET
-    is_large = num_devices > MAX_SHARED_DEVICES
-    return factor * (LARGE_SHARED_BUDGET if is_large else SHARED_BUDGET)
+    return factor * (REGULAR_SHARED_BUDGET if is_regular else SHARED_BUDGET)
 
 
 def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | None:

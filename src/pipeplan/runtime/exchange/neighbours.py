@@ -21,7 +21,7 @@ would move parameters that ordinary training leaves alone.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -55,6 +55,7 @@ FEWEST_LAZY = 2
 
 RECEIVERS = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT))
 """Kinds of blocks that need something of a neighbour."""
+BACKWARDS = RECEIVERS - {Kind.FORWARD}
 
 
 class Arrival(NamedTuple):
@@ -247,10 +248,9 @@ class StepExchange:
         """Hand over to the stage behind, which is on this rank, without messages."""
         self._local_behind = behind._local_before = _Handover()
 
-    def expect(self, order: Sequence[Block]) -> None:
-        """Post the first receives of both directions; `order` has the blocks of this step."""
-        kinds = {block.kind for block in order}
-        forward, backward = Kind.FORWARD in kinds, bool(kinds & RECEIVERS - {Kind.FORWARD})
+    def expect(self, kinds: Collection[Kind]) -> None:
+        """Post the first receives of both directions; `kinds` are those of this step's blocks."""
+        forward, backward = Kind.FORWARD in kinds, not BACKWARDS.isdisjoint(kinds)
         used = [(self._inputs, forward), (self._gradients_in, backward)]
         self._inboxes = [inbox for inbox, is_used in used if inbox is not None and is_used]
         self.post_ahead()
