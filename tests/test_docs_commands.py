@@ -26,7 +26,6 @@ ELSEWHERE = {
     "pipeplan calibrate": ("tests/runtime/test_tutorial.py", "tutorial"),
     "pipeplan profile": ("tests/measure/test_profile_command.py", "--estimate"),
     "pipeplan plan text.model.json": ("tests/measure/test_measuring_page.py", "text.model.json"),
-    "pipeplan calibrate": ("tests/calibration/test_calibration.py", '"calibrate"'),
     "torchrun --nproc-per-node 2 ": ("tests/measure/test_measuring_page.py", "torchrun"),
     "pipeplan testbed": ("tests/testbed", '"testbed"'),
     "torchrun --nproc-per-node 4 -m pipeplan.run": ("tests/runtime", "pipeplan.run"),
