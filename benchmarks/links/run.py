@@ -25,7 +25,7 @@ def hosts(name: str, count: int, devices: int, inside: float, between: float, **
 def uneven() -> Cluster:
     """Six devices whose every pair and direction has a rate of its own."""
     rng = random.Random(SEED)
-    rates = [[rng.uniform(0.03, 0.3) for _ in range(6)] for _ in range(6)]
+    rates = [[rng.uniform(0.02, 0.1) for _ in range(6)] for _ in range(6)]
     return Cluster(
         name="uneven-6",
         devices=tuple(Device(name=f"d{i}", host=f"h{i}") for i in range(6)),
