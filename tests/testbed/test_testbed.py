@@ -144,6 +144,7 @@ def test_the_command(testbed, capfd, tmp_path):
 
 def test_real_training_is_that_of_one_process(testbed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.syspath_prepend(FOLDER)
     cluster = flat_cluster(3, 0.5)
     stages = (
         Stage(layers=range(2), devices=(0,)),
