@@ -60,3 +60,12 @@ def make_batch(step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss_fn(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def example_batch() -> torch.Tensor:
+    """What `pipeplan profile` measures the model with: a microbatch of four pieces of text."""
+    return make_batch(0, 4)[0]
+
+
+def example_targets() -> torch.Tensor:
+    return make_batch(0, 4)[1]

@@ -217,11 +217,12 @@ class TestBest:
         searched, targets = [], []
         real = _core.local_search
 
-        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline, known_ms):
+        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline, known_ms, heat):
             searched.append((budget, deadline))
             targets.append(target_ms)
             budget = min(budget, 1e5)
-            return real(instance, starts, seed, budget, target_ms, num_threads, known_ms=known_ms)
+            limits = {"known_ms": known_ms, "hottest": heat}
+            return real(instance, starts, seed, budget, target_ms, num_threads, **limits)
 
         monkeypatch.setattr(_core, "local_search", spy)
         problem = open_problem()

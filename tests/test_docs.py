@@ -89,6 +89,12 @@ def test_every_public_name_has_its_place_in_the_reference():
     assert names >= set(pipeplan.__all__) - {"__version__", "zoo"}
 
 
+def test_every_benchmark_is_listed():
+    listed = (DOCS / "benchmarks.md").read_text()
+    folders = [path.parent.name for path in (ROOT / "benchmarks").glob("*/README.md")]
+    assert [name for name in folders if f"`benchmarks/{name}`" not in listed] == []
+
+
 def test_every_page_is_in_the_contents():
     contents = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}" not in contents] == []

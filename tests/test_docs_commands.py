@@ -25,6 +25,8 @@ ELSEWHERE = {
     "make ": ("tests/test_docs.py", "mkdocs"),
     "pipeplan calibrate": ("tests/runtime/test_tutorial.py", "tutorial"),
     "pipeplan profile": ("tests/measure/test_profile_command.py", "--estimate"),
+    "pipeplan plan text.model.json": ("tests/measure/test_measuring_page.py", "text.model.json"),
+    "torchrun --nproc-per-node 2 ": ("tests/measure/test_measuring_page.py", "torchrun"),
     "pipeplan testbed": ("tests/testbed", '"testbed"'),
     "torchrun --nproc-per-node 4 -m pipeplan.run": ("tests/runtime", "pipeplan.run"),
     "torchrun --nproc-per-node 8 -m pipeplan.measure.links": ("tests/measure", "measure.links"),

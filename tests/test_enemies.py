@@ -87,7 +87,7 @@ def planted_enemy(rng: random.Random, num_devices: int) -> tuple[Enemy, tuple[St
     """A mixture in which only one placement has fast links and, mostly, fast devices."""
     model = enemy_model(rng, rng.randint(2, 10))
     enemy = make_enemy(rng, num_devices, model.num_layers)
-    num_stages = rng.randint(1, min(6, enemy.model.num_layers))
+    num_stages = rng.randint(1, min(6, enemy.model.num_layers, num_devices))
     order = rng.sample(range(num_devices), num_devices)
     used = rng.randint(num_stages, num_devices)
     ends = [0, *sorted(rng.sample(range(1, used), num_stages - 1)), used]

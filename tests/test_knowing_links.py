@@ -1,5 +1,6 @@
 """Planning with shared links: knowing never costs, and nothing changes where there are none."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -8,14 +9,52 @@ import pytest
 from pipeplan import check, plan, zoo
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
+from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
+from pipeplan.planning.door import Attempt, attempt, make_problem
+from pipeplan.planning.limits import Limits
+from pipeplan.planning.options import OptionArguments
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.unshared import plan_knowing_links
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
 from pipeplan.simulator import run_plan, run_schedule
+from shared_plans import random_cluster, random_model
 
 
 def unshared(cluster: Cluster) -> Cluster:
     return replace(cluster, uplink_gb_per_s=None, shared=())
+
+
+def keeps(made: Attempt, limits: Limits) -> bool:
+    fits = made.broken.fits_memory or not limits.memory
+    is_whole = made.broken.has_whole_samples or not limits.whole_samples
+    return fits and is_whole and made.broken.constraint is None
+
+
+def mixed_problem(rng: random.Random) -> Problem:
+    model = replace(random_model(rng), microbatch_size=rng.choice([1, 2, 3, 4, 8]))
+    cluster, microbatches = random_cluster(rng), rng.choice([1, 2, 4, 8, 16])
+    state = 1 + model.optimizer_bytes_per_parameter_byte
+    whole_gb = (
+        sum(
+            state * layer.parameter_bytes + microbatches * layer.activation_bytes
+            for layer in model.layers
+        )
+        / 1e9
+    )
+    if rng.random() < 0.7:
+        part = rng.uniform(0.1, 1.0)
+        memories_gb = [whole_gb * part * rng.uniform(0.6, 1.3) for _ in cluster.devices]
+        devices = tuple(
+            replace(device, memory_gb=max(1e-5, memory_gb))
+            for device, memory_gb in zip(cluster.devices, memories_gb, strict=True)
+        )
+        cluster = replace(cluster, devices=devices)
+    options: OptionArguments = {"effort": 0.1, "divisible": rng.random() < 0.3}
+    if rng.random() < 0.2:
+        options["max_stages"] = rng.randint(1, 4)
+    if rng.random() < 0.2:
+        options["first_on"] = rng.choice(cluster.devices).name
+    return make_problem(model, cluster, microbatches, **options)
 
 
 class TestKnowing:
@@ -75,6 +114,44 @@ class TestKnowing:
         assert draft.schedule_guarantee_ms != 1.0, "a guarantee without links is none"
         run = run_schedule(cost.pipeline_costs(draft.stages), draft.codes)
         assert draft.iteration_ms == pytest.approx(run.iteration_ms, abs=1e-9)
+
+    def test_without_links_is_planned_only_where_the_optimum_is_not_proven(self):
+        """VGG-19's plan is proven on four hosts, ResNet-152's is not."""
+        for name, expected in (("vgg19", [True]), ("resnet152", [False, True])):
+            cost = CostModel(zoo.model(name), zoo.cluster("4x2-10g"))
+            limits = Limits(memory=False, whole_samples=False)
+            problem = Problem(cost=cost, num_microbatches=16, limits=limits, effort=0.1)
+            planned = []
+
+            def plan_from(problem: Problem, starts, late, planned=planned) -> Draft:
+                draft = plan_best(problem, starts, late)
+                planned.append(problem.cost.contention is not None)
+                return draft
+
+            plan_knowing_links(problem, plan_from, lambda _: ())
+            assert planned == expected
+
+    @pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.full)])
+    def test_never_slower_than_a_published_plan_within_the_same_limits(self, count):
+        """Shared links, speeds, little memory and constraints, all mixed."""
+        num_within = 0
+        for seed in range(count):
+            problem = mixed_problem(random.Random(seed))
+            best = attempt(problem, "best")
+            if best.plan is not None:
+                assert check(best.plan, strict_memory=problem.limits.memory).errors == ()
+                assert keeps(best, problem.limits), seed
+            for name in ("spp", *(name for name in BASELINES if name not in GROUP_BASELINES)):
+                other = attempt(problem, name)
+                if other.plan is None or not keeps(other, problem.limits):
+                    continue
+                num_within += 1
+                assert best.plan is not None, (seed, name)
+                assert best.plan.iteration_ms <= other.plan.iteration_ms * (1 + 1e-7) + 1e-9, (
+                    seed,
+                    name,
+                )
+        assert num_within > 2 * count
 
     def test_links_that_bind_nobody_cost_nothing(self):
         """With cards as fast as all pairs together the plan without them stays optimal."""

@@ -1,6 +1,6 @@
 """How loose the certificates are on irregular clusters of 12 to 64 devices, and why.
 
-    python benchmarks/bounds/run.py [--sizes 14 64] [--every N] [--long EFFORT] [--write]
+    python benchmarks/bounds/run.py [--sizes 14 64] [--every N] [--only TEXT] [--long E]
 
 A gap is a plan's time divided by the bound that came with it, minus 1. With `--long` the same is
 planned with more effort. The faster of the two plans splits the gap: what the plan loses to it is
@@ -22,10 +22,10 @@ def percentile(values: list[float], fraction: float) -> float:
     return sorted(values)[min(len(values) - 1, math.ceil(fraction * len(values)) - 1)]
 
 
-def measure(instance: Instance, long_effort: float) -> dict[str, object]:
+def measure(instance: Instance, effort: float, long_effort: float) -> dict[str, object]:
     """The plan, its bound, and what a longer search finds."""
     begin = time.process_time()
-    plan = pp.plan(instance.model, instance.cluster, instance.num_microbatches)
+    plan = pp.plan(instance.model, instance.cluster, instance.num_microbatches, effort=effort)
     seconds = time.process_time() - begin
     assert plan.bound is not None
     best_ms = plan.iteration_ms
@@ -72,13 +72,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--every", type=int, default=1, help="take every Nth instance")
+    parser.add_argument("--only", default="", help="take those with this text in their names")
+    parser.add_argument("--effort", type=float, default=1.0)
     parser.add_argument("--long", type=float, default=0.0, help="effort of the longer search")
     parser.add_argument("--json", type=Path, help="write the rows")
     parser.add_argument("--write", action="store_true", help="write results.md")
     arguments = parser.parse_args()
     rows = []
-    for instance in list(instances(tuple(arguments.sizes)))[:: arguments.every]:
-        rows.append(measure(instance, arguments.long))
+    suite = [one for one in instances(tuple(arguments.sizes)) if arguments.only in one.name]
+    for instance in suite[:: arguments.every]:
+        rows.append(measure(instance, arguments.effort, arguments.long))
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1))
     seconds = [row["seconds"] for row in rows]

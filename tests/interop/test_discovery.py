@@ -204,6 +204,7 @@ def without_line(text: str, start: str) -> str:
         ([without_line(topologies.DGX1_NEW, "GPU5")], "the line of GPU5 is missing"),
         ([topologies.DGX1_NEW.replace("GPU1\t", "GPU0\t", 1)], "the column GPU0 stands twice"),
         ([topologies.PCIE_BOX[:200]], "the line of GPU"),
+        ([topologies.PCIE_BOX.replace("GPU7", "GPUx")], "there is no column of 'GPUx'"),
         (
             [topologies.DGX1_NEW, topologies.nvlink_status("x", 4, 6, "25")],
             "nvidia-smi nvlink -s: has 4 GPUs",
@@ -237,7 +238,7 @@ def without_line(text: str, start: str) -> str:
             "no memory of a GPU",
         ),
         ([topologies.DGX1_NEW, "index, memory.total [MiB]\n"], "there is no GPU"),
-        ([topologies.NCCL_A100, topologies.PCIE_BOX.replace("GPU7", "GPUx")], "NCCL's XML: has 8"),
+        ([topologies.NCCL_A100, "\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n"], "NCCL's XML: has 8"),
         ([topologies.NCCL_A100[:700]], "is not XML"),
     ],
 )

@@ -391,6 +391,7 @@ def test_maps_name_modules_of_torchtitan():
         ('{"a": "attention"}', "'attention' is neither a list of modules nor one of embedding"),
         ('{"a": [1]}', "'a': [1] is neither"),
         ('{"a": ', "is not JSON"),
+        (r'{"\ud800": "loss"}', "holds half a character"),
     ],
 )
 def test_impossible_maps_are_refused(text, part):

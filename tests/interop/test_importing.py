@@ -30,6 +30,7 @@ from pipeplan.interop.imported import ImportSettings
 from pipeplan.interop.importing import READERS, import_text, recognise
 from pipeplan.interop.source_text import read_text
 
+MANY_GPUS = "".join(["<system>", *(f'<gpu dev="{n}" sm="80"/>' for n in range(513)), "</system>"])
 CLUSTERS = {"nvidia-topo", "nccl", "matrix-csv"}
 
 
@@ -334,7 +335,15 @@ def test_matrices():
         (LAYERS_CSV.replace(",131072000,1", ""), "line 4: has 4 cells for 6 columns"),
         (LAYERS_CSV.replace('first"', "first"), "is not CSV"),
         (NVIDIA_TOPO.replace("NODE", "WIFI"), "'WIFI' is no kind of link"),
-        (NVIDIA_TOPO.replace("GPU3\tSYS", "GPU9\tSYS"), "the line of GPU3 is missing"),
+        (NVIDIA_TOPO.replace("GPU3\tSYS", "GPU9\tSYS"), "there is no column of 'GPU9'"),
+        (NVIDIA_TOPO.replace("GPU3\tSYS", "NIC9\tSYS"), "the line of GPU3 is missing"),
+        (NVIDIA_TOPO.replace("GPU1", "GPU1\u200b"), "there is no column of 'GPU1"),
+        (NVIDIA_TOPO.replace("GPU2\tGPU3", "GPUs\tGPU3", 1), "there is no column of 'GPU2'"),
+        (MANY_GPUS, "has 513 GPUs; a host has at most 512"),
+        (PIPER.replace('"Embedding"', r'"\ud800"'), "holds half a character"),
+        (TRACE.replace("[[4, 10]]", '[["a", 10]]'), "is no shape of a tensor"),
+        (MATRIX_CSV.replace("host;memory_gb", "host;host"), "the column host stands twice"),
+        ("\x0c\n\x0c", "is empty"),
         (NVIDIA_TOPO.replace("GPU2\tPIX\tPHB\t X ", "GPU2\tPIX\tPHB\tPIX"), "X (itself)"),
         (NCCL.replace('dev="3"', 'dev="2"'), "two GPUs have dev 2"),
         (NCCL.replace('sm="80" rank="3"', ""), "sm is missing"),

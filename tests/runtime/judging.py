@@ -159,9 +159,8 @@ def _train_cut(make, names, cuts, *, recompute):
             sent, template = stage.runner.forward(0, m, tensors, template, call, row_share=share)
             template = json.loads(json.dumps(template))
             have = stage.runner.have_gradient(sent)
-            tensors = [
-                t.detach().clone().requires_grad_(h) for t, h in zip(sent, have, strict=True)
-            ]
+            dense = [t.detach().clone(memory_format=torch.contiguous_format) for t in sent]
+            tensors = [t.requires_grad_(h) for t, h in zip(dense, have, strict=True)]
     for m in range(len(samples)):
         gradients = []
         for stage in reversed(stages):

@@ -1,6 +1,7 @@
 """Variables that the code of model and loss reads are alike on all ranks, and hold no batch."""
 
 import functools
+import io
 import types
 
 import numpy as np
@@ -95,6 +96,30 @@ def reading_loss(output, targets):
 def change_factor(value):
     global FACTOR
     FACTOR = value
+
+
+class Configured(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x):
+        return self._scaled(x)
+
+    def _scaled(self, x):
+        return x * self.config.tau
+
+
+def test_a_configuration_that_layers_hold_is_watched():
+    config = types.SimpleNamespace(tau=1.0, other=2)
+    agreement = CodeAgreement(nn.Sequential(Configured(config), Configured(config)), [], 0)
+    config.other = 3
+    assert agreement.changes(None, None) == 0
+    config.tau = 0.5
+    assert agreement.changes(None, None)
+    agreement.end_step()
+    assert agreement.changes(None, None) == 0
+    assert agreement.changes(None, None, training=False), "and so is the mode"
 
 
 CHANGES = {
@@ -219,14 +244,26 @@ def mixed(rank):
         make_pipeline(model=model)
     said.append(str(caught.value))
     dist.barrier()
-    RANK, WRITER, NAME = rank, None if rank else Config(), f"run-{rank}"
-    with make_pipeline() as pipeline:
+    other = nn.functional.l1_loss if rank else mlp_loss
+    with pytest.raises(RuntimeMismatchError) as caught:
+        make_pipeline(other)
+    said.append(str(caught.value))
+    dist.barrier()
+    RANK, WRITER, NAME = rank, None if rank else io.StringIO(), f"run-{rank}"
+    model = make_mlp()
+    model[2] = torch.compile(model[2], backend="eager")  # its attributes have addresses
+    with make_pipeline(model=model) as pipeline:
+        pipeline.step(*make_batch(0))
+        with pytest.raises(AttributeError):
+            pipeline.optimizer = sgd(pipeline.model.parameters())
+    with make_pipeline(logging_loss) as pipeline:
         pipeline.step(*make_batch(0))
     return said
 
 
 def test_ranks_that_read_other_values_are_refused(capfd):
-    for first, second, third in run_ranks(2, mixed):
+    for first, second, third, fourth in run_ranks(2, mixed):
+        assert fourth.startswith("loss_fn: is 'l1_loss (")
         assert first.startswith("FACTOR: code of the model or the loss reads this, which is 2.0 on")
         assert second.startswith("teacher.weight: code of")
         assert third.startswith("1.negative_slope: code of")
@@ -244,6 +281,14 @@ def loss_of_first_rows(output, targets):
     return mlp_loss(output, HELD["aim"][: len(output)])
 
 
+def freeze_alone(rank):
+    plan = cut_plan(NAMES, [0], [2], 2, 4)
+    with Pipeline(plan, make_mlp(), mlp_loss, sgd, verify="off") as pipeline:
+        for number in range(2):
+            pipeline.step(*make_batch(number))
+            next(pipeline.model.parameters()).requires_grad_(rank == 0)
+
+
 def read_the_batch(rank):
     # Without the weight, it is refused as no mean over rows.
     with make_pipeline(loss_of_first_rows, loss_weight_fn=len) as pipeline:
@@ -253,10 +298,22 @@ def read_the_batch(rank):
             pipeline.step(batch, targets)
 
 
+def divided_by_rank(output, targets):
+    """Computes something else on each rank, by no variable at all."""
+    return mlp_loss(output, targets) / (1 + dist.get_rank())
+
+
+def compute_by_rank(rank):
+    with make_pipeline(divided_by_rank) as pipeline:
+        pipeline.step(*make_batch(0))
+
+
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
+        (compute_by_rank, "with the same weights and rows; its code or its loss's reads"),
         (anneal_alone, "rank 1 has other values than rank 0: set them alike on every rank"),
+        (freeze_alone, "is frozen on some ranks that hold it, but not on all"),
         (read_the_batch, "HELD['aim']: code of the model or the loss reads this variable"),
     ],
 )

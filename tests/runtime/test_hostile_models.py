@@ -63,6 +63,23 @@ CURRENT = contextvars.ContextVar("current", default=None)
 REGISTRY = {}
 
 
+class Strided(nn.Module):
+    """Reads the memory of its input as it lies there, and leaves columns of rows behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x):
+        lying = x.as_strided(x.shape, (x.shape[1], 1)) if x.storage_offset() == 0 else x
+        return self.linear(lying).t().contiguous().t()
+
+
+@case((0, 2), (0, 1, 3), expect="refused")
+def strides_are_read():
+    return rows(nn.Sequential(linear(), *(Strided() for _ in range(3))))
+
+
 @case((0, 2), (0, 1), expect="refused")
 def contextvar_carries_activations():
     class Sets(Layer):

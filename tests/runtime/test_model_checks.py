@@ -127,10 +127,23 @@ class _StageOf:
         self.parts = [SimpleNamespace(module=module)]
 
 
+def idle():
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def test_parameters_that_an_optimizer_gets_later_are_refused():
+    optimizer = idle()
+    same_model = SameModel(None, optimizer)
+    same_model.require()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(RuntimeMismatchError, match="has got other parameters since"):
+        same_model.require()
+
+
 def test_a_layer_that_is_replaced_later_is_refused():
     model = three()
     stage = _StageOf(cut(model, lay_out(model), range(2)))
-    same_model = SameModel(stage)
+    same_model = SameModel(stage, idle())
     same_model.require()
     model[0] = nn.Linear(4, 4)
     with pytest.raises(RuntimeMismatchError, match="its layer '0' was replaced"):
@@ -139,7 +152,7 @@ def test_a_layer_that_is_replaced_later_is_refused():
 
 def test_a_hook_that_comes_later_is_refused():
     model = three()
-    same_model = SameModel(_StageOf(cut(model, lay_out(model), range(2))))
+    same_model = SameModel(_StageOf(cut(model, lay_out(model), range(2))), idle())
     hook = model[0].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     with pytest.raises(RuntimeMismatchError, match=r"0\.weight: got a hook after"):
         same_model.require()
@@ -149,7 +162,7 @@ def test_a_hook_that_comes_later_is_refused():
 
 def test_nothing_is_trained_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeMismatchError, match="inference_mode"):
-        SameModel(None).require()
+        SameModel(None, idle()).require()
 
 
 # ------------------------------------------------------------------ optimizers

@@ -53,13 +53,13 @@ def run(lines: list[str], folder: Path) -> str:
         started = [start(line, folder, port) for line in together]
         try:
             for line, process in zip(together, started, strict=True):
-                out, err = process.communicate(timeout=240)
+                out, err = process.communicate(timeout=900)
                 assert process.returncode == 0, f"{line}\n{err}"
                 printed += out
         finally:
             for process in started:
                 if process.poll() is None:
-                    process.kill()
+                    process.terminate()
                     process.communicate()
     return printed
 

@@ -20,6 +20,7 @@ namespace {
 constexpr double kRoomRounding = 1e-9;                 // relative
 constexpr double kHottest = 0.2, kColdest = 0.02;       // of a block's mean length
 constexpr int kFurthest = 8;                           // places that a block moves at once
+constexpr int kMostRepairs = 3;                        // other blocks that make room for it
 
 }  // namespace
 
@@ -61,23 +62,42 @@ ChainSwaps::Result ChainSwaps::result_of(Token token, int m) const {
     return {chain_block(chain_, p - 1, kChainBackward, m), channel_back_[p - 1], chain_.back_ms[p - 1]};
 }
 
-// Whether the group's sequence keeps within its room.
-bool ChainSwaps::fits(int g) const {
+// The place of the first forward in the group's sequence that finds no room; -1 if all do.
+int ChainSwaps::first_over(int g) const {
     const double room = chain_.room_bytes[g] * (1 + kRoomRounding);
-    if (room == kInfinity) return true;
+    if (room == kInfinity) return -1;
     double used = 0.0;
-    for (const Token token : sequence_[g]) {
+    const std::vector<Token>& sequence = sequence_[g];
+    for (int k = 0; k < static_cast<int>(sequence.size()); ++k) {
+        const Token token = sequence[k];
         const int p = token / kNumChainKinds, kind = token % kNumChainKinds;
         if (kind == kChainForward) {
             used += chain_.reserved_bytes(p);
-            if (used > room) return false;
+            if (used > room) return k;
         } else if (kind == kChainBackward) {
             used += (chain_.is_split[p] ? chain_.kept_bytes[p] : 0.0) - chain_.reserved_bytes(p);
         } else {
             used -= chain_.kept_bytes[p];
         }
     }
-    return true;
+    return -1;
+}
+
+// Where a forward finds no room, the next block that gives some back goes before it.
+bool ChainSwaps::make_room(int g) {
+    std::vector<Token>& sequence = sequence_[g];
+    for (int tries = 0; tries <= kMostRepairs; ++tries) {
+        const int over = first_over(g);
+        if (over < 0) return true;
+        int k = over + 1;
+        const auto gives_back = [&](Token token) {
+            return token % kNumChainKinds == (chain_.is_split[token / kNumChainKinds] ? kChainWeight : kChainBackward);
+        };
+        while (k < static_cast<int>(sequence.size()) && !gives_back(sequence[k])) ++k;
+        if (k == static_cast<int>(sequence.size())) return false;
+        std::rotate(sequence.begin() + over, sequence.begin() + k, sequence.begin() + k + 1);
+    }
+    return false;
 }
 
 // Runs the sequences; infinite if they deadlock.
@@ -185,7 +205,7 @@ bool ChainSwaps::change(Random& random) {
         const int to = std::min(static_cast<int>(sequence.size()) - 1, from + 2 + random.below(kFurthest));
         std::rotate(sequence.begin() + from, sequence.begin() + from + 1, sequence.begin() + to + 1);
     }
-    if (fits(place.group)) return true;
+    if (make_room(place.group)) return true;
     sequence.swap(kept_);
     return false;
 }
@@ -195,7 +215,7 @@ double ChainSwaps::time_of(const std::vector<int>& order) {
     for (auto& sequence : sequence_) sequence.clear();
     for (const int block : order) sequence_[chain_.group[block / M / kNumChainKinds]].push_back(block / M);
     for (int g = 0; g < chain_.num_groups; ++g)
-        if (!fits(g)) return kInfinity;
+        if (first_over(g) >= 0) return kInfinity;
     return run();
 }
 

@@ -36,7 +36,8 @@ class ChainSwaps {
 
     double length(Token token) const;
     Result result_of(Token token, int microbatch) const;
-    bool fits(int g) const;
+    int first_over(int g) const;
+    bool make_room(int g);
     double run();
     bool run_group(int g);
     double finish();

@@ -10,10 +10,10 @@ profile was made elsewhere, or on a machine that was less busy. What is left of 
 
 One trace cannot tell a slow device from slow layers where both would look alike.
 
-**Links.** A transfer's time shows where the receiver waited for it: from the end of the sender's
-block, or from the arrival before it if that came later. Clocks of two hosts differ by an unknown
-offset, which is added in one direction and subtracted in the other. So the two directions of a
-channel are taken together, as if they were slowed alike.
+**Links.** If the channel was free, and the receiver was idle already when the sender's block ended,
+then the receiver's block began when the transfer came. The shortest one of all microbatches counts.
+Clocks of two hosts differ by an unknown offset, which is added in one direction and subtracted in
+the other. So the two directions of a channel are taken together, as if they were slowed alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,8 +39,8 @@ MOST_FACTOR = 20.0
 """Transfers that take longer than so many times are late, not slow."""
 ALIKE = 0.3
 """Forwards and backwards whose factors differ by less than this part are slowed by one cause."""
-WAITED = 0.02
-"""A receiver waited if it was idle for this part of its block."""
+IDLE_BEFORE = 0.9
+"""A receiver was idle before the transfer began if it was for this part of the transfer's time."""
 
 
 class Subject(StrEnum):
@@ -224,10 +224,10 @@ def find_links(plan: Plan, run: MeasuredRun) -> list[Finding]:
         predicted_ms = cost.send_forward_ms(front, back), cost.send_backward_ms(front, back)
         one_host = {plan.cluster.devices[d].host for d in (*front.devices, *back.devices)}
         if forward and backward:
-            measured_ms = (median(forward) + median(backward)) / 2
+            measured_ms = (min(forward) + min(backward)) / 2
             expected_ms = sum(predicted_ms) / 2
         elif len(one_host) == 1 and (forward or backward):
-            measured_ms = median(forward or backward)
+            measured_ms = min(forward or backward)
             expected_ms = predicted_ms[0] if forward else predicted_ms[1]
         else:
             continue
@@ -264,12 +264,12 @@ def _slow_link(
 def _durations(
     plan: Plan, run: MeasuredRun, idle_ms: dict[tuple[int, Block], float], channel: int, kind: Kind
 ) -> list[float]:
-    """The times of those transfers for which their receiver waited."""
+    """The times of those transfers that found a free channel, and their receiver waiting."""
     is_forward = kind is Kind.FORWARD
     source, target = (channel, channel + 1) if is_forward else (channel + 1, channel)
     kinds = (kind,) if is_forward else (kind, Kind.INPUT_GRADIENT)
     sent: dict[int, float] = {}
-    arrived: dict[int, tuple[float, bool]] = {}
+    begun: dict[int, tuple[float, float]] = {}
     for microbatch in range(plan.microbatches):
         for each in kinds:
             for device in plan.stages[source].devices:
@@ -279,17 +279,16 @@ def _durations(
             for device in plan.stages[target].devices:
                 place = (device, Block(each, target, microbatch))
                 span = run.blocks.get(place)
-                if span is not None and span[0] >= arrived.get(microbatch, span)[0]:
-                    has_waited = idle_ms[place] > WAITED * (span[1] - span[0])
-                    arrived[microbatch] = (span[0], has_waited)
+                if span is not None and span[0] >= begun.get(microbatch, span)[0]:
+                    begun[microbatch] = (span[0], idle_ms[place])
     durations = []
-    last_arrival_ms, last_is_exact = -float("inf"), True
+    last_ms = -float("inf")
     for microbatch, sent_ms in sorted(sent.items(), key=lambda pair: pair[1]):
-        arrival_ms, has_waited = arrived[microbatch]
-        is_free = last_arrival_ms <= sent_ms
-        if has_waited and (is_free or last_is_exact):
-            durations.append(arrival_ms - max(sent_ms, last_arrival_ms))
-        last_arrival_ms, last_is_exact = arrival_ms, has_waited
+        begun_ms, was_idle_ms = begun[microbatch]
+        took_ms = begun_ms - sent_ms
+        if last_ms <= sent_ms and was_idle_ms >= IDLE_BEFORE * took_ms:  # the channel is free
+            durations.append(took_ms)
+        last_ms = begun_ms
     return durations
 
 

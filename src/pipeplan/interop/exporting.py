@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeplan.checker import memory_excesses
-from pipeplan.documents.json_text import parse_json
 from pipeplan.documents.text import excerpt, nearest
 from pipeplan.errors import InputError
 from pipeplan.interop.chakra import export_chakra
@@ -16,6 +15,7 @@ from pipeplan.interop.grid_plan import export_grid_plan
 from pipeplan.interop.layer_roles import Role
 from pipeplan.interop.megatron import export_megatron
 from pipeplan.interop.nearest import describe, find_nearest
+from pipeplan.interop.source_text import json_in
 from pipeplan.interop.timeline_csv import export_timeline_csv
 from pipeplan.interop.torch_schedule import export_torch_csv
 from pipeplan.interop.torchtitan import export_torchtitan
@@ -101,7 +101,7 @@ def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:
 
 def parse_layer_map(text: str) -> dict[str, str | tuple[str, ...]]:
     """The map in a JSON text: from a layer's name to its role, or to the list of its modules."""
-    document = parse_json(text.encode())
+    document = json_in(text)
     if not isinstance(document, dict):
         raise InputError("map: is not an object that goes from layers to roles or modules")
     return {name: _map_entry(name, entry) for name, entry in document.items()}

@@ -13,12 +13,15 @@ __all__ = [
     "equal_hosts",
     "host_cluster",
     "require_devices",
+    "require_host_size",
     "summary_of",
 ]
 
 ASSUMED_GB_PER_S = {"NV": 20.0, "PCIE": 12.0, "SYS": 10.0, "CPU": 1.5}
 """NCCL's figures: one NVLink of a V100 or A100, PCIe 3.0 x16, the link between two sockets; and
 what gloo reaches between two processes of one machine."""
+
+MOST_HOST_DEVICES = 512
 
 
 def assumed_bandwidths(given: Mapping[str, float]) -> dict[str, float]:
@@ -35,6 +38,14 @@ def require_devices(num_devices: int) -> None:
         raise InputError("there is no GPU in it")
     if num_devices > MAX_LISTED_DEVICES:
         raise InputError(f"has {num_devices} GPUs, more than the {MAX_LISTED_DEVICES} supported")
+
+
+def require_host_size(num_devices: int) -> None:
+    """Refuse more GPUs than any host has, before all pairs are looked at."""
+    if not num_devices:
+        raise InputError("there is no GPU in it")
+    if num_devices > MOST_HOST_DEVICES:
+        raise InputError(f"has {num_devices} GPUs; a host has at most {MOST_HOST_DEVICES}")
 
 
 def host_cluster(

@@ -44,6 +44,8 @@ def import_text(text: str, settings: ImportSettings, source_format: str | None =
 def recognise(text: str) -> str:
     """The name of the format that a text seems to be in, from its first characters."""
     begin = text.lstrip()[:1]
+    if not begin:
+        raise InputError("is empty")
     if begin in ("{", "["):
         if '"pipeplan.' in text[:OWN_MARK_WITHIN]:
             raise InputError("is a file of pipeplan itself; it needs no import")

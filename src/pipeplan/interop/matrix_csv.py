@@ -27,6 +27,9 @@ def read_matrix_csv(text: str, settings: ImportSettings) -> Imported:
     (_, header), *rows = csv_rows(text)
     names = [cells[0] for _, cells in rows]
     require_devices(len(names))
+    for column in ABOUT_DEVICE:
+        if header[1:].count(column) > 1:
+            raise InputError(f"line 1: the column {column} stands twice")
     columns = [column for column in header[1:] if column not in ABOUT_DEVICE]
     if columns != names:
         wrong = next((n for n in names if n not in columns), None)

@@ -16,7 +16,7 @@ from xml.parsers.expat import ExpatError
 
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import InputError
-from pipeplan.interop.hosts import assumed_bandwidths, host_cluster, require_devices
+from pipeplan.interop.hosts import assumed_bandwidths, host_cluster, require_host_size
 from pipeplan.interop.imported import Imported, ImportSettings
 from pipeplan.interop.source_text import number_in, whole_number_in
 
@@ -92,7 +92,7 @@ def parse_nccl_topology(text: str, sys_gb_per_s: float) -> NcclHost:
     if system.tag != "system":
         raise InputError(f"the root is <{excerpt(system.tag)}>, not <system>")
     gpus, cards_gb_per_s = _walk(system)
-    require_devices(len(gpus))
+    require_host_size(len(gpus))
     gpus.sort(key=lambda gpu: gpu.number)
     for gpu, other in pairwise(gpus):
         if gpu.number == other.number:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import InputError
-from pipeplan.interop.hosts import assumed_bandwidths, host_cluster, require_devices
+from pipeplan.interop.hosts import assumed_bandwidths, host_cluster, require_host_size
 from pipeplan.interop.imported import Imported, ImportSettings
 from pipeplan.interop.source_text import plain_lines
 
@@ -101,10 +101,12 @@ def parse_nvidia_topo(text: str) -> TopoMatrix:
         raise InputError("there is no line with GPU0, GPU1, ...; 'nvidia-smi topo -m' prints it")
     header = lines[start][1]
     names = _header(header)
-    require_devices(len(names))
+    require_host_size(len(names))
     rows: dict[str, tuple[str, ...]] = {}
     for number, cells in lines[start + 1 :]:
         if cells[0] not in names:
+            if cells[0].startswith("GPU"):
+                raise InputError(f"line {number}: there is no column of {excerpt(cells[0])}")
             continue
         if cells[0] in rows:
             raise InputError(f"line {number}: {cells[0]} stands twice")

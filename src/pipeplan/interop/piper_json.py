@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from pipeplan.documents.json_text import parse_json
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import InputError
 from pipeplan.interop.dags import Edge, Node, chain_of
 from pipeplan.interop.imported import Imported, ImportSettings
+from pipeplan.interop.source_text import json_in
 from pipeplan.profile import ModelProfile
 from pipeplan.validation import require_figure
 
@@ -25,7 +25,7 @@ SPLIT_NOTE = "the file has one time for forward and backward, a third is taken f
 
 def read_piper_json(text: str, settings: ImportSettings) -> Imported:
     """The model that one of Piper's inputs holds; its devices and bandwidth are left out."""
-    document = parse_json(text.encode())
+    document = json_in(text)
     if not isinstance(document, dict):
         raise InputError("holds no object with nodes and edges")
     index: dict[str, int] = {}

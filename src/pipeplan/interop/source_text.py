@@ -7,13 +7,15 @@ import re
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
+from pipeplan.documents.json_text import parse_json
 from pipeplan.documents.limits import MAX_JSON_BYTES
 from pipeplan.documents.text import excerpt
 from pipeplan.documents.writing import STANDARD_STREAM
 from pipeplan.errors import InputError
 
-__all__ = ["csv_rows", "number_in", "plain_lines", "read_text", "whole_number_in"]
+__all__ = ["csv_rows", "json_in", "number_in", "plain_lines", "read_text", "whole_number_in"]
 
 BYTE_ORDER_MARK = "\ufeff"
 GZIP = b"\x1f\x8b"
@@ -63,6 +65,14 @@ def _unpacked(data: bytes, name: str) -> bytes:
             return file.read(MAX_JSON_BYTES + 1)
     except (OSError, EOFError, zlib.error):
         raise InputError(f"{name}: is packed by gzip, but damaged") from None
+
+
+def json_in(text: str) -> Any:
+    """The content of a JSON text as plain objects."""
+    try:
+        return parse_json(text.encode())
+    except UnicodeError:
+        raise InputError("holds half a character, which no file of ours can hold") from None
 
 
 def number_in(text: str, where: str) -> float:

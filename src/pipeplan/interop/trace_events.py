@@ -115,7 +115,9 @@ def _event(raw: _RawEvent) -> Event:
 
 def _shape(dims: Any) -> tuple[int, ...]:
     """The lengths of a tensor's axes; of a list of tensors, which has no one shape, none."""
-    if not isinstance(dims, list) or not all(type(length) is int for length in dims):
+    if not isinstance(dims, list) or not all(type(each) in (int, list) for each in dims):
+        raise InputError(f"Input Dims: {excerpt(dims)} is no shape of a tensor")
+    if not all(type(length) is int for length in dims):
         return ()
     if math.prod(map(abs, dims)) > MAX_NUMBER or any(length < 0 for length in dims):
         raise InputError(f"Input Dims: {excerpt(dims)} is no shape of a tensor")

@@ -26,7 +26,7 @@ from pipeplan.measure.footprint import AliveBytes, KeptBytes, bytes_of
 from pipeplan.splitting.nesting import tensors_in
 from pipeplan.splitting.torch_private import backward_inputs, backward_weights, is_fake, is_view
 
-__all__ = ["AtomBytes", "AtomTimes", "Bench", "Loss"]
+__all__ = ["AtomBytes", "AtomTimes", "Begun", "Bench", "Loss"]
 
 Loss = Callable[[Any], torch.Tensor]
 Span = tuple[Any, Any]
@@ -99,6 +99,15 @@ class AtomTimes:
         return (high - low) / median(whole)
 
 
+@dataclass(slots=True)
+class Begun:
+    """A forward whose backward is still to come."""
+
+    roots: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    forward: Span
+
+
 class Bench:
     """Runs atoms by one clock."""
 
@@ -158,32 +167,37 @@ class Bench:
             found = [gradient for gradient in gradients if gradient is not None]
             return bytes_of([*kept.tensors, *found], atom.parameters)
 
-    def time(self, atom: Atom, times: AtomTimes, *, is_last: bool, in_parts: bool) -> None:
-        """Run an atom once, and once more with its backward in two parts; note the times."""
-        loss = self._loss if is_last else None
-        entered, leaves = atom.enter()
+    def begin(self, atom: Atom, *, is_last: bool) -> "Begun":
+        """Run an atom's forward; `finish` runs its backward."""
+        entered, _ = atom.enter()
         marks = []
         atom.call_on_enter(lambda: marks.append(self.clock.mark()))
         with atom.ready():
             marks.append(self.clock.mark())
-            roots = self._forward(atom, entered, loss)[1]
-            middle = self.clock.mark()
-            gradients = _ones(roots)  # that of an output comes from the next stage
-            begin = self.clock.mark()
-            _backward(roots, gradients)
+            roots = self._forward(atom, entered, self._loss if is_last else None)[1]
             end = self.clock.mark()
         atom.call_on_enter(None)
-        times.note(self.clock, (marks[-1], middle), (begin, end))
-        del roots, entered, gradients
+        gradients = _ones(roots)  # that of an output comes from the next stage
+        return Begun(roots, gradients, (marks[-1], end))
+
+    def finish(self, atom: Atom, begun: "Begun", times: AtomTimes) -> None:
+        """Run the backward of a forward, and note both times."""
+        with atom.ready():  # activations may be computed again
+            start = self.clock.mark()
+            _backward(begun.roots, begun.gradients)
+            end = self.clock.mark()
+        times.note(self.clock, begun.forward, (start, end))
+
+    def time_parts(self, atom: Atom, times: AtomTimes, *, is_last: bool) -> None:
+        """Run an atom with its backward in two parts, and note their times."""
+        entered, leaves = atom.enter()
         weights = _trained(atom)
-        if not in_parts:
-            return
         if not leaves or not weights:
             times.input_grad_ms.append(0.0 if weights else times.backward_ms[-1])
             times.weight_grad_ms.append(times.backward_ms[-1] if weights else 0.0)
             return
-        entered, leaves = atom.enter()
         with atom.ready():
+            loss = self._loss if is_last else None
             roots = _detachable(self._forward(atom, entered, loss)[1])
             start = self.clock.mark()
             groups = backward_inputs(roots, leaves, weights)
@@ -203,7 +217,7 @@ class Bench:
             inputs=leaf,
             ready=contextlib.nullcontext,
         )
-        self.time(nothing, times, is_last=False, in_parts=False)
+        self.finish(nothing, self.begin(nothing, is_last=False), times)
 
     def time_whole(self, model: nn.Module, call: Call, times: AtomTimes) -> None:
         """Run the whole model once, with its loss; note the times."""

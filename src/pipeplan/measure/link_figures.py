@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeplan.shared_links import SharedLink, Uplinks
 from pipeplan.validation import BANDWIDTH_GB_PER_S, LATENCY_US
 
-__all__ = ["Cards", "Flow", "LinkFigures", "cards_of", "combined_gb_per_s", "fit_link"]
+__all__ = ["UNSHARED", "Cards", "Flow", "LinkFigures", "cards_of", "combined_gb_per_s", "fit_link"]
 
 BYTES_IN_GB = 1e9
 US_IN_S = 1e6

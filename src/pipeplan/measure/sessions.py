@@ -1,7 +1,9 @@
 """All parts of a model at one microbatch size, timed in rounds.
 
 A round goes over all atoms and the whole model in turn, so that a machine that becomes slower for a
-while is slower for all of them.
+while is slower for all of them. As in training, all forwards come first, and backwards in reverse:
+a backward right behind its forward would find everything in the processor's caches, and take up to
+a sixth less.
 """
 
 import gc
@@ -83,12 +85,12 @@ class Session:
         return atoms
 
     def _round(self, atoms: list[Atom], times: list[AtomTimes], *, in_parts: bool) -> None:
+        last = len(atoms) - 1
+        begun = [self._bench.begin(atom, is_last=i == last) for i, atom in enumerate(atoms)]
+        for index in reversed(range(len(atoms))):
+            self._bench.finish(atoms[index], begun.pop(), times[index])
         for index, atom in enumerate(atoms):
-            self._bench.time(
-                atom,
-                times[index],
-                is_last=index == len(atoms) - 1,
-                in_parts=in_parts and self.held[index].weight_grad_bytes is not None,
-            )
+            if in_parts and self.held[index].weight_grad_bytes is not None:
+                self._bench.time_parts(atom, times[index], is_last=index == last)
         self._bench.time_whole(self._model, self._call, self.whole)
         self._bench.time_nothing(self.nothing)

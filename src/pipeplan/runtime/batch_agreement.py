@@ -166,11 +166,11 @@ class BatchAgreement:
                 " scheduler_fn or param_groups_fn"
             )
 
-        if own.variables != notice.variables:
+        if -1 not in (own.variables, notice.variables) and own.variables != notice.variables:
             raise RuntimeMismatchError(
                 f"variables: since the last step, the program has set globals or attributes that"
-                f" code of the model or the loss reads; rank {self._rank} has other values than"
-                f" {first}: set them alike on every rank"
+                f" code of the model or the loss reads, or the mode (train, eval); rank"
+                f" {self._rank} has other values than {first}: set them alike on every rank"
             )
 
     def _compare_targets(self, own: _Notice, notice: _Notice, transport: Transport) -> None:

@@ -29,7 +29,9 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import Whole, find_leaves
 from pipeplan.runtime.code_variables import (
     MISSING,
+    NAMESPACES,
     Variable,
+    find_held,
     find_variables,
     is_foreign,
     words_of_methods,
@@ -81,7 +83,8 @@ class CodeAgreement:
         """`model` is the whole one, and `functions` are the loss and what else gets outputs."""
         functions = list(functions)
         of_losses = [m for each in functions if isinstance(each, nn.Module) for m in each.modules()]
-        found = find_variables([*model.modules(), *of_losses], functions)
+        modules = [*model.modules(), *of_losses]
+        found = (*find_variables(modules, functions), *find_held(modules))
         self._rank, self._watched = rank, [_Watched(variable) for variable in found]
         self._has_run = False
         self.settle()
@@ -135,7 +138,9 @@ class CodeAgreement:
         for name, module in model.named_modules():
             leaves: list[_Leaf] = []
             for attribute, value in vars(module).items():
-                if isinstance(value, (*NUMBERS, list, tuple)) and attribute != "training":
+                if attribute == "training" or attribute.startswith("_torch"):
+                    continue  # compiled modules have addresses
+                if isinstance(value, (*NUMBERS, list, tuple)):
                     path = f"{name}.{attribute}" if name else attribute
                     _collect(value, path, frozenset(), 0, leaves, set())
             if leaves:
@@ -149,8 +154,10 @@ class CodeAgreement:
         ranks = {self._rank, int(os.environ.get("LOCAL_RANK", self._rank))}
         return isinstance(value, str | bytes) or (isinstance(value, int) and value in ranks)
 
-    def changes(self, batch: Any, targets: Any) -> int:
+    def changes(self, batch: Any, targets: Any, training: bool = True) -> int:
         """A number for what the program has changed since the last step; 0 if nothing.
+
+        The mode of this rank's layers belongs to it.
 
         Raises:
             RuntimeMismatchError: a variable holds the batch.
@@ -160,14 +167,14 @@ class CodeAgreement:
         if asked:
             self._require_no_batch(asked, [*_tensors(batch), *_tensors(targets)])
         if not changed:
-            return 0
+            return 0 if training else 1
         texts = [
             (leaf.path, _print(leaf.value))
             for each in changed
             for leaf in _leaves(each.variable)
             if not isinstance(leaf.value, str | bytes)
         ]
-        return zlib.crc32(repr(texts).encode(errors="replace")) or 1
+        return 2 + zlib.crc32(repr((training, texts)).encode(errors="replace"))
 
     def settle(self) -> None:
         """Take note of all values: what changes from here on, the program changes."""
@@ -275,10 +282,9 @@ def _entries(value: Any, words: frozenset[str]) -> list[tuple[str, Any]]:
         # The code may also make up its keys: then all of them count.
         named = [key for key in keys if key in words] or keys
         return [(f"[{key!r}]", value[key]) for key in named]
-    if isinstance(value, nn.Module | type) or is_foreign(type(value).__module__):
-        is_namespace = type(value).__name__ in ("Namespace", "SimpleNamespace")
-        if not is_namespace:
-            return []
+    is_opaque = isinstance(value, nn.Module | type) or is_foreign(type(value).__module__)
+    if is_opaque and type(value).__name__ not in NAMESPACES:
+        return []
     attributes = getattr(value, "__dict__", {})
     known = words_of_methods(type(value), words)
     return [(f".{name}", entry) for name, entry in attributes.items() if name in known]

@@ -17,10 +17,20 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MISSING", "Variable", "find_variables", "is_foreign", "words_of_methods"]
+__all__ = [
+    "MISSING",
+    "NAMESPACES",
+    "Variable",
+    "find_held",
+    "find_variables",
+    "is_foreign",
+    "words_of_methods",
+]
 
 FOREIGN = ("torch", "numpy", "transformers", "pipeplan", "builtins", "typing", "collections")
 """Packages whose own variables are left alone, besides those of Python itself."""
+NAMESPACES = ("Namespace", "SimpleNamespace")
+"""Of argparse and types: objects of Python that hold what users put into them."""
 MISSING = object()
 """The value of a variable that does not exist."""
 
@@ -49,6 +59,28 @@ def find_variables(
     for function in functions:
         search.look_at(function)
     return tuple(search.found.values())
+
+
+def find_held(modules: Iterable[nn.Module]) -> tuple[Variable, ...]:
+    """Objects that several layers may hold, such as a configuration; each once."""
+    found: dict[int, Variable] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            kind = type(value)
+            is_object = not is_foreign(kind.__module__) or kind.__name__ in NAMESPACES
+            if is_object and _is_data(value) and not isinstance(value, nn.Module | torch.Tensor):
+                words = words_of_methods(type(module), frozenset({"forward"}))
+                words = words_of_methods(type(module), words)  # and of methods that it calls
+                text = f"{type(module).__name__}.{name}"
+                before = found.get(id(value))
+                if before is not None:
+                    words, text = words | before.words, before.name
+                found[id(value)] = _constant(text, value, words)
+    return tuple(found.values())
+
+
+def _constant(name: str, value: Any, words: frozenset[str]) -> Variable:
+    return Variable(name=name, get=lambda: value, set=lambda _: None, words=words)
 
 
 def is_foreign(module: str | None) -> bool:

@@ -44,6 +44,8 @@ __all__ = ["GradientReducer", "Reduction"]
 BUCKET_BYTES = 25e6
 MOST_VALUES = 1024
 """In the sample of a parameter's values."""
+FROZEN = 4096.0
+"""The count of a parameter that a rank has frozen; a power of 2, so that sums are exact."""
 DRIFT = 1e-3
 """Replicas on devices of different kinds drift apart by rounding; this is much more."""
 
@@ -184,7 +186,10 @@ class GradientReducer:
             if len(bucket.used) < num_parameters:
                 counts = bucket.flat[-num_parameters:].tolist()
                 for index, parameter in enumerate(bucket.parameters):
-                    parameter.grad = bucket.views[index] if counts[index] else None
+                    is_there = 0 < counts[index] < FROZEN
+                    if counts[index] >= FROZEN:
+                        self._require_frozen_everywhere(bucket, index, counts[index])
+                    parameter.grad = bucket.views[index] if is_there else None
         self._num_sums += 1
 
     def _require_equal_values(self, bucket: _Bucket) -> None:
@@ -200,6 +205,15 @@ class GradientReducer:
                 f"parameters: one of shape {shape} has other values on other replicas of its"
                 " stage; somebody has changed it on some ranks only: change it on all of them, or"
                 " use pipeline.load or load_weights"
+            )
+
+    def _require_frozen_everywhere(self, bucket: _Bucket, index: int, count: float) -> None:
+        """Refuse a parameter that is frozen on some ranks, and trained on others."""
+        if count != FROZEN * dist.get_world_size(bucket.group):
+            shape = tuple(bucket.parameters[index].shape)
+            raise RuntimeMismatchError(
+                f"parameters: one of shape {shape} is frozen on some ranks that hold it, but not on"
+                " all; set requires_grad alike on every rank"
             )
 
     def _sampled(self, bucket: _Bucket) -> nn.Parameter:
@@ -254,7 +268,8 @@ class GradientReducer:
         else:
             for index, view in enumerate(bucket.views):
                 is_used = index in bucket.used
-                counts[index] = float(is_used)
+                is_trained = is_used or bucket.parameters[index].requires_grad
+                counts[index] = float(is_used) if is_trained else FROZEN
                 if not is_used:
                     view.zero_()  # it holds what an earlier step left
         if bucket.flat.device.type == "cpu" and bucket.flat.is_floating_point():

@@ -31,11 +31,20 @@ class SavedTraining:
     stage: int
     replica: int
     model: nn.Module | None
-    optimizer: torch.optim.Optimizer
+    _optimizer: torch.optim.Optimizer
     first_name_of: dict[str, str]
     _transport: Transport
     _updater: Updater
     _watchdog: Watchdog
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """This rank's optimizer; it cannot be replaced.
+
+        A rank without parameters has one, too, so that learning-rate schedulers are alike
+        everywhere.
+        """
+        return self._optimizer
 
     def _set_up_keeping(self, seed: int, scheduler_fn: SchedulerFn | None) -> None:
         self.num_steps = 0

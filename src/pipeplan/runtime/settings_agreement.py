@@ -6,6 +6,7 @@ are compared in every step: a scheduler that steps on one rank only gives its st
 own.
 """
 
+import types
 import zlib
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -38,6 +39,8 @@ def require_same_settings(
         "amp_dtype": settings.amp_dtype,
         "bucket_bytes": settings.bucket_bytes,
         "verify": "first-step" if settings.verifies else "off",
+        "loss_fn": _text_of(settings.loss.loss_fn),
+        **{f"metrics[{name!r}]": _text_of(each) for name, each in settings.loss.metrics.items()},
         **more,
         **{name: None if each is None else "given" for name, each in functions.items()},
     }
@@ -50,6 +53,17 @@ def require_same_settings(
                     f"{name}: is {excerpt(other[name])} on rank {rank}, but {excerpt(first)} on"
                     " rank 0; make the pipeline in the same way on every rank"
                 )
+
+
+def _text_of(function: Any) -> str:
+    """A text that tells functions apart, by their names and their code."""
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType):
+        return getattr(function, "__qualname__", type(function).__qualname__)
+    code = function.__code__
+    constants = [each for each in code.co_consts if isinstance(each, int | float | str | bytes)]
+    text = repr((code.co_code, code.co_names, constants)).encode(errors="replace")
+    return f"{function.__qualname__} ({zlib.crc32(text):08x})"
 
 
 def _hash_plan(plan: Plan) -> str:

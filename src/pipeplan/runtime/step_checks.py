@@ -34,7 +34,8 @@ def require_inputs(
 class SameModel:
     """Refuses to train if the model is not what it was at the start, or nothing has gradients."""
 
-    def __init__(self, replica: Replica | None) -> None:
+    def __init__(self, replica: Replica | None, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._num_updated = optimizer, _count_parameters(optimizer)
         self._modules = [part.module for part in replica.parts] if replica is not None else []
         self._named = dict(self._modules[0].model.named_parameters()) if self._modules else {}
         self._frozen = {name: p for name, p in self._named.items() if not p.requires_grad}
@@ -49,6 +50,11 @@ class SameModel:
         if torch.is_inference_mode_enabled():
             raise RuntimeMismatchError(
                 "step: runs under torch.inference_mode, where nothing is trained; call it outside"
+            )
+        if _count_parameters(self._optimizer) != self._num_updated:
+            raise RuntimeMismatchError(
+                "optimizer: has got other parameters since the pipeline was made, which nobody sums"
+                " over replicas or clears; make them part of the model or of a loss module"
             )
         for module in self._modules:
             module.require_same_layers()
@@ -70,3 +76,7 @@ class SameModel:
 
     def _count_hooks(self) -> list[int]:
         return list(map(count_hooks, self._named.values()))
+
+
+def _count_parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

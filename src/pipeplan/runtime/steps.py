@@ -71,7 +71,7 @@ class Steps:
             rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
         )
         self._sum = make_sum(transport, placement.ranks)
-        self._same_model = SameModel(replica)
+        self._same_model = SameModel(replica, optimizer)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, hash_options(optimizer))
         self._compares_options = len(set(found)) == 1
@@ -138,7 +138,10 @@ class Steps:
         if mode is not Mode.EVALUATION:
             self._same_model.require()
         options = hash_options(self._optimizer) if self._compares_options else -1
-        variables = self._code.changes(batch, targets)
+        variables = -1  # a rank without layers knows nothing of their mode
+        if self._replica is not None:
+            training = self._replica.parts[0].module.model.training
+            variables = self._code.changes(batch, targets, training)
         agreed = self._agreement.agree(
             batch, targets, mode, number, self._transport, options, variables
         )

@@ -215,11 +215,9 @@ class Pipeline(SavedTraining):
         """Make the optimizer, and what comes before the first step and after each one."""
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
-        self.optimizer = make_separate_optimizer(
+        self._optimizer = make_separate_optimizer(
             optimizer_fn, named, groups, options, num_groups=len(self.plan.groups)
         )
-        """This rank's optimizer. A rank without parameters has one, too, so that learning-rate
-        schedulers are alike everywhere."""
         self._updater.take_up(self.optimizer, replica)
         self._steps = Steps(
             plan=self.plan,

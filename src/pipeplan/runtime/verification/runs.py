@@ -223,7 +223,8 @@ def _as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch
     if entering is None:
         return [], None
     tensors, template = take_tensors(entering.value, f"layers {module.layers_text}")
-    arrived = [tensor.detach().clone() for tensor in tensors]
+    # A message has no strides: values come one after another.
+    arrived = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
     for tensor, needed in zip(arrived, entering.needs_gradient, strict=True):
         tensor.requires_grad_(needed)
     return arrived, json.loads(json.dumps(template))

@@ -35,6 +35,7 @@ from pipeplan.runtime.verification.differences import (
 from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
 from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
+from pipeplan.runtime.verification.same_loss import find_other_loss, fingerprint_whole
 from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.runtime.verification.shared_gradients import (
     Projections,
@@ -65,6 +66,8 @@ class Report:
     """The whole model's loss on this rank."""
     whole: Projections
     cut: Projections
+    weights: int = 0
+    """Stands for the values of the whole model on this rank."""
     whole_error: str | None = None
     """Why the whole model could not run at all."""
     loss_rows: LossOfRows | None = None
@@ -91,13 +94,13 @@ def compare_stage(
     `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
     `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
     """
-    module = stage.module
+    module, weights = stage.module, fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
     marks = _marks(module.model)
     before = try_whole(stage, samples[0])
     changed = _changed(module.model, marks)
     own_state.put_back()
-    with _nudged([*module.model.parameters(), *module.rest.tensors]):
+    with _nudged(_all_tensors(stage)):
         own = {id(parameter) for parameter in module.model.parameters()}
         shared = find_shared(
             stage.parameters,
@@ -133,6 +136,7 @@ def compare_stage(
         loss=float(sum(wholes[True].losses)),
         whole=project(wholes[True].gradients, shared),
         cut=project(cut.gradients, shared),
+        weights=weights,
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
@@ -151,6 +155,13 @@ def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
                 " each of them; keep it in a layer, or plan with one stage a device"
             )
     return None
+
+
+def _all_tensors(stage: StageCalls) -> list[torch.Tensor]:
+    """Those of the whole model and of the loss, whatever this rank holds."""
+    loss_fn = stage.loss.loss_fn
+    of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
+    return [*stage.module.model.parameters(), *stage.module.rest.tensors, *of_loss]
 
 
 def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
@@ -320,7 +331,9 @@ def first_difference(reports: Sequence[Report], rounding: Callable[[float], floa
     """The difference of all stages that explains most; None if there is none."""
     found = [report.difference for report in reports if report.difference is not None]
     found.sort(key=lambda difference: not difference.is_in_forward)
-    return found[0].text if found else find_in_sums(reports, rounding)
+    if found:
+        return found[0].text
+    return find_other_loss(reports, rounding) or find_in_sums(reports, rounding)
 
 
 def _first_line(error: Exception) -> str:
