@@ -133,6 +133,16 @@ def test_a_fast_ring_serves_once():
     assert bounds[0] > bounds[1] * 1.1
 
 
+def test_an_all_reduce_overlaps_the_backwards_in_front():
+    """The second stage reduces while the first one still runs its backward."""
+    model = replace(model_of((20, 0, 1e15), (200, 0, 3e7)), microbatch_size=2)
+    problem = problem_of(model, [1.0, 1.0, 1.0 + 1e-6], [[1.0] * 3] * 3, 1)
+    stages = (Stage(layers=range(1), devices=(0,)), Stage(layers=range(1, 2), devices=(1, 2)))
+    known = known_ms(problem.cost, stages, 1)
+    assert known == pytest.approx(20 + 200 + 30)
+    assert 0.95 * known <= priced(problem, 0.7 * known, 1.2 * known) <= known * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("num_layers", [129, 300])
 def test_prices_of_some_cuts_are_proved_on_all(num_layers):
     """The best plan is cut where the search for prices does not look."""
