@@ -1,6 +1,7 @@
 """What a rank holds at once stays near what the plan predicts."""
 
 import ctypes
+import gc
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,7 @@ def measure(rank, make, plans):
                 for tensor in (parameter, *pipeline.optimizer.state[parameter].values())
             )
             state_bytes += sum(bucket.flat.nbytes for bucket in pipeline._replica.reducer._buckets)
+            gc.collect()  # what the comparison with the whole model has left
             with LiveBytes() as live:
                 pipeline.step(data, data)
             number = group_of(plan, pipeline.stage)
@@ -183,16 +185,14 @@ def test_memory_of_a_v_with_split_backwards():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
-    ("schedule", "chain"),
+    ("schedule", "chain", "recompute"),
     [
-        ("zb-h1", [(0,), (1,), (2,), (3,)]),
-        ("zb-h1", [(0,), (1, 2), (3, 4), (5,)]),
-        ("zb-v", [(0, 1), (2,), (2,), (0, 1)]),
-        ("v-half", [(0,), (1,), (1,), (0,)]),
-        ("v-min", [(0,), (1,), (1,), (0,)]),
-        ("interleaved-1f1b", [(0,), (1,), (0,), (1,)]),
+        ("zb-h1", [(0,), (1,), (2,), (3,)], False),
+        ("zb-h1", [(0,), (1,), (2,), (3,)], True),
+        ("zb-v", [(0,), (1,), (1,), (0,)], True),
+        ("zb-v", [(0, 1), (2,), (2,), (0, 1)], False),
+        ("v-half", [(0,), (1,), (1,), (0,)], False),
     ],
 )
 def test_memory_of_more_groups(schedule, chain, recompute):

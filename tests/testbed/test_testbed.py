@@ -1,7 +1,9 @@
 """Plans that really run on an emulated cluster. Accuracy is a matter of benchmarks/testbed."""
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +144,7 @@ def test_the_command(testbed, capfd, tmp_path):
 
 def test_real_training_is_that_of_one_process(testbed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.syspath_prepend(FOLDER)
     cluster = flat_cluster(3, 0.5)
     stages = (
         Stage(layers=range(2), devices=(0,)),
@@ -183,6 +186,22 @@ def test_pacing_needs_no_privileges():
         shared = replace(flat_cluster(3, 0.2), uplink_gb_per_s=0.1)
         with pytest.raises(RuntimeMismatchError, match="has links that devices share"):
             paced.measure(replace(plan, cluster=shared))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"time_factor": math.nan}, "time_factor: is nan; give a finite number above 0"),
+        ({"time_factor": -1.0}, "time_factor: is -1.0"),
+        ({"build": "nowhere:build"}, "there is no module 'nowhere' here"),
+        ({"build": "math"}, "--real: 'math'"),
+        ({"build": "math:floor"}, "the module 'math' has no function 'loss_fn'"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, problem):
+    plan = make_plan((Stage(layers=range(1), devices=(0,)),), flat_cluster(1, 1.0))
+    with Testbed(Way.PACING) as testbed, pytest.raises(InputError, match=re.escape(problem)):
+        testbed.measure(plan, **options)
 
 
 def test_what_no_run_can_show_is_refused(testbed):

@@ -68,8 +68,8 @@ class SavedBoxes:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._done: list[_Box] | None = None
-        """Boxes that nobody needs after this I; None while none runs."""
+        self._done: list[tuple[int, _Box]] | None = None
+        """Boxes that nobody needs after this I, with their threads; None while none runs."""
         self._finder: CheckpointFinder | None = None
 
     @property
@@ -100,12 +100,18 @@ class SavedBoxes:
                 f" {count_changes(tensor) - box.num_changes} times after it was saved"
             )
         if self._done is not None and not getattr(self._local, "is_junction", False):
-            self._done.append(box)
+            self._done.append((threading.get_ident(), box))
         return tensor
 
     def enter_junction(self) -> None:
-        """What is opened from now on, in this thread, is needed by W too."""
+        """What is opened from now on, in this thread, is needed by W too.
+
+        The nodes before it have run, so their boxes are emptied now, not only at the end.
+        """
         self._local.is_junction = True
+        own, done = threading.get_ident(), self._done or []
+        while done and done[-1][0] == own:
+            done.pop()[1].tensor = None
 
     def leave_junction(self) -> None:
         """The junction has run."""
@@ -119,7 +125,7 @@ class SavedBoxes:
             yield
         finally:
             done, self._done = self._done, None
-        for box in done:
+        for _, box in done:
             box.tensor = None
 
 

@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import math
 import os
 import selectors
 import subprocess
@@ -27,6 +28,7 @@ from pipeplan.testbed.measurement import Measurement
 from pipeplan.testbed.orders import Answer, BlockPace, LinksOrder, Order, Way
 from pipeplan.testbed.scaling import choose_scale, require_possible_sizes, scale_plan
 from pipeplan.testbed.topology import Topology, find_topology, topology_of
+from pipeplan.user_code import find_function
 
 __all__ = ["Testbed"]
 
@@ -65,6 +67,19 @@ def find_paces(plan: Plan, topology: Topology, time_factor: float) -> list[list[
             seconds = {str(kind): ms * time_factor / 1e3 for kind, ms in all_ms.items()}
             paces_of.setdefault(device, []).append(BlockPace(stage=number, seconds=seconds))
     return [paces_of[device] for device in topology.devices]
+
+
+def _require_options(time_factor: float | None, build: str | None) -> None:
+    """Refuse at once what every rank would stumble over later.
+
+    Raises:
+        InputError: no finite factor, or a function that does not exist.
+    """
+    if time_factor is not None and not 0 < time_factor < math.inf:
+        raise InputError(f"time_factor: is {time_factor}; give a finite number above 0")
+    if build is not None:
+        for name in (build, *(f"{build.partition(':')[0]}:{n}" for n in ("loss_fn", "make_batch"))):
+            find_function(name, "--real")
 
 
 def _require_measurable(plan: Plan) -> None:
@@ -138,6 +153,7 @@ class Testbed:
             InputError: the plan cannot be emulated.
             RuntimeMismatchError: a rank has failed.
         """
+        _require_options(time_factor, build)
         timeline = simulate(plan)
         _require_measurable(plan)
         if not timeline.iteration_ms:
