@@ -81,7 +81,7 @@ void plan_everything(const Instance& in, unsigned seed, int num_threads, double&
     const std::vector<int> pairs(sizes.begin(), sizes.begin() + (sizes.size() + 1) / 2);
     plan_on_order(in, pairs, 2, {4, kInfinity, 5}, pool, control);
     const Candidates on_sets =
-        plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, pool, control);
+        plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, 1e5, pool, control);
     require(bound_ms <= on_sets.least_ms * (1 + 1e-9), "the relaxed bound is above the exact one");
     bound_ms = std::max(bound_ms, on_sets.least_ms);
     std::vector<PlacedPlan> plans = on_order.plans;

@@ -13,7 +13,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 
 def build(folder: Path, *flags: str) -> Path:
     program = folder / "sanitize"
-    sources = [path for path in sorted(CORE.glob("*.cpp")) if path.name != "bindings.cpp"]
+    sources = [path for path in sorted(CORE.glob("*.cpp")) if not path.name.startswith("bindings")]
     command = [
         *(COMPILER, "-std=c++17", "-g", "-O1", "-pthread", "-ffp-contract=off", *flags),
         *("-I", str(CORE), *map(str, sources), str(DRIVER), "-o", str(program)),
