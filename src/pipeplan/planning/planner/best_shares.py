@@ -18,7 +18,7 @@ from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupt
 __all__ = ["plan_best_shares"]
 
 EVEN_EFFORT = 0.25
-"""The part of the effort for even shares: with all of it, it won in none of 18 cases."""
+"""The part of the effort for even shares. All of it won in 2 of 35 cases, and so did a quarter."""
 FASTER = 1 - 1e-12
 """By less than this two plans take the same time."""
 
