@@ -8,6 +8,8 @@
 #include <numeric>
 #include <random>
 
+#include "chain_bound.hpp"
+#include "chain_schedule.hpp"
 #include "kernels.hpp"
 #include "pipeline.hpp"
 
@@ -80,10 +82,12 @@ void plan_everything(const Instance& in, unsigned seed, int num_threads, double&
     const Candidates on_order = plan_on_order(in, sizes, 1, {4, kInfinity, 5}, pool, control);
     const std::vector<int> pairs(sizes.begin(), sizes.begin() + (sizes.size() + 1) / 2);
     plan_on_order(in, pairs, 2, {4, kInfinity, 5}, pool, control);
-    const Candidates on_sets =
-        plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, 1e5, pool, control);
+    const ProvedPlans proved =
+        plan_on_sets(in, device_classes(in), {16, kInfinity, 5}, 1e4, pool, control);
+    const Candidates& on_sets = proved.candidates;
     require(bound_ms <= on_sets.least_ms * (1 + 1e-9), "the relaxed bound is above the exact one");
     bound_ms = std::max(bound_ms, on_sets.least_ms);
+    bound_ms = std::max(bound_ms, price_bound(in, bound_ms, kInfinity, 1e5, control));
     std::vector<PlacedPlan> plans = on_order.plans;
     plans.insert(plans.end(), on_sets.plans.begin(), on_sets.plans.end());
     for (Partition& one :
@@ -110,6 +114,32 @@ void run_problem(unsigned seed) {
     const std::vector<double> times = problem.numbers(2 * row * row, 1);
     const int counts[2] = {1, 1 + problem.below(3)};
     least_sum({2, in.num_layers, times.data()}, counts, in.num_devices, problem.number(10), control);
+}
+
+// A chain that goes down the groups and up, with little room and all-reduces in parts.
+void run_chain(unsigned seed) {
+    Problem problem(seed);
+    const int groups = 1 + problem.below(4), stages = 2 * groups;
+    Chain chain;
+    chain.num_stages = stages, chain.num_groups = groups, chain.num_microbatches = 1 + problem.below(6);
+    for (int p = 0; p < stages; ++p) chain.group.push_back(p < groups ? p : stages - 1 - p);
+    for (auto* values : {&chain.forward_ms, &chain.backward_ms, &chain.weight_ms, &chain.there_ms,
+                         &chain.back_ms, &chain.last_part_ms, &chain.early_ms, &chain.held_bytes})
+        *values = problem.numbers(stages, 10);
+    chain.there_ms[groups - 1] = chain.back_ms[groups - 1] = 0.0;
+    chain.reduce_ms = chain.last_part_ms;
+    for (double& ms : chain.reduce_ms) ms *= 2;
+    chain.kept_bytes = chain.held_bytes;
+    chain.is_split.assign(stages, 1);
+    for (int g = 0; g < groups; ++g)
+        chain.room_bytes.push_back(1.5 * (chain.held_bytes[g] + chain.held_bytes[stages - 1 - g]));
+    chain.check();
+    Control control;
+    Random random(seed);
+    ChainScheduler scheduler;
+    scheduler.take(chain);
+    const double found_ms = scheduler.search(200, 0.0, random, control);
+    require(chain_bound(chain) <= found_ms * (1 + 1e-9), "a schedule is faster than the chain's bound");
 }
 
 // What ends kernels early: an exception of a worker thread, and a deadline.
@@ -141,7 +171,7 @@ int main(int argc, char** argv) {
     require(argc == 3, "usage: sanitize SEED PROBLEMS");
     const unsigned seed = std::strtoul(argv[1], nullptr, 10);
     const int problems = std::atoi(argv[2]);
-    for (int k = 0; k < problems; ++k) run_problem(seed + k);
+    for (int k = 0; k < problems; ++k) run_problem(seed + k), run_chain(seed + k);
     stop_early();
     std::printf("%d problems\n", problems);
 }
