@@ -126,7 +126,7 @@ void run_chain(unsigned seed) {
     for (auto* values : {&chain.forward_ms, &chain.backward_ms, &chain.weight_ms, &chain.there_ms,
                          &chain.back_ms, &chain.last_part_ms, &chain.early_ms, &chain.held_bytes})
         *values = problem.numbers(stages, 10);
-    chain.there_ms[groups - 1] = chain.back_ms[groups - 1] = 0.0;
+    for (const int p : {groups - 1, stages - 1}) chain.there_ms[p] = chain.back_ms[p] = 0.0;
     chain.reduce_ms = chain.last_part_ms;
     for (double& ms : chain.reduce_ms) ms *= 2;
     chain.kept_bytes = chain.held_bytes;
