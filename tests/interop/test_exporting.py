@@ -374,6 +374,12 @@ def test_two_stacks_and_strange_names_need_a_map():
 def test_maps_name_modules_of_torchtitan():
     plan = two_stages(4)
     name = plan.model.layers[-1].name
+    with pytest.raises(InputError, match=r"'layers\.0' stands for 2 layers"):
+        exported(plan, "torchtitan", layer_map={name: ("norm", "layers.0")})
+    with pytest.raises(InputError, match="empty list"):
+        exported(plan, "torchtitan", layer_map={name: ()})
+    with pytest.raises(InfeasibleError, match="behind the decoder's layers"):
+        exported(plan, "torchtitan", layer_map={name: "decoder"})
     done = exported(plan, "torchtitan", layer_map={name: ("norm", "lm_head")})
     assert b"'norm', 'lm_head']" in done.data
     names = [layer.name for layer in plan.model.layers]

@@ -185,6 +185,8 @@ def test_a_real_trace_of_torch(tmp_path):
     each = [sum(p.numel() * 4 for p in part.parameters()) for part in (model[0], *blocks)]
     assert [layer.parameter_bytes for layer in layers] == each
     assert all(layer.forward_ms > 0 and layer.backward_ms > 0 for layer in layers)
+    # The loss behind the last layer has another size.
+    assert [layer.activation_bytes for layer in layers] == [5 * 16 * 4] * 4
 
 
 # ---------------------------------------------------------------------------------- graphs

@@ -252,3 +252,22 @@ def test_progress_is_told():
     sample = sequential()
     measured(sample, repeats=2, at=[1], tell=lambda done, total: told.append((done, total)))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+class Twice(nn.Module):
+    """Runs its list of layers twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for _ in range(2):
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+def test_layers_that_run_twice_are_refused():
+    with pytest.raises(RuntimeMismatchError, match=r"calls the layer 'layers\.0' more than once"):
+        measure.profile(Twice(), torch.randn(2, 4), repeats=1)

@@ -131,6 +131,7 @@ class _Place:
 
     def __init__(self, spans: Sequence[Span], num_layers: int) -> None:
         self._starts = [span.start_us for span in spans]
+        self._ends = [span.end_us for span in spans]
         self._num_layers = num_layers
         self.thread = spans[0].thread
         self.begin_us = self._starts[0]
@@ -138,6 +139,11 @@ class _Place:
     def at(self, instant_us: float) -> tuple[int, int]:
         """The step and the layer that began last."""
         return divmod(bisect_right(self._starts, instant_us) - 1, self._num_layers)
+
+    def is_loss(self, instant_us: float) -> bool:
+        """Whether the last layer of a step is over: what follows computes the loss."""
+        index = bisect_right(self._starts, instant_us) - 1
+        return (index + 1) % self._num_layers == 0 and instant_us >= self._ends[index]
 
 
 def _add_forwards(
@@ -148,6 +154,7 @@ def _add_forwards(
 ) -> dict[int, tuple[int, int]]:
     """Add the operators before each step's backward; for each of their numbers, step and layer."""
     owner: dict[int, tuple[int, int]] = {}
+    of_loss: set[int] = set()
     last_backward_step = -1
     for event in events:
         if event.cat != "cpu_op" or event.ts < place.begin_us:
@@ -160,7 +167,11 @@ def _add_forwards(
         layers[layer].forward_us += costs_us.get(id(event), 0.0)
         if event.sequence is not None:
             owner[event.sequence] = (step, layer)  # the last one that has it made the backward
+            if place.is_loss(event.ts):
+                of_loss.add(event.sequence)
     for sequence, (step, layer) in owner.items():
+        if sequence in of_loss:
+            continue  # its gradient is that of the loss, not that of the layer's output
         latest = layers[layer].last_sequence
         latest[step] = max(sequence, latest.get(step, -1))
     return owner

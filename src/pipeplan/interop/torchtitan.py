@@ -6,8 +6,10 @@ in a V. The schedule that is named decides this; the order itself is that of the
 """
 
 import re
+from collections import Counter
 
 from pipeplan.documents.text import excerpt
+from pipeplan.errors import InputError
 from pipeplan.interop.chain_shapes import chain_of, chain_text, is_loop, is_v
 from pipeplan.interop.exported import CannotExport, Exported, ExportSettings
 from pipeplan.interop.layer_roles import Role, layer_roles
@@ -126,4 +128,22 @@ def module_names(plan: Plan, settings: ExportSettings) -> list[tuple[str, ...]]:
                 " give --map with the list of its modules"
             )
         num_blocks += role is Role.BLOCK
+    _require_once(modules)
+    if re.fullmatch(r"layers\.\d+", modules[-1][-1]):
+        raise CannotExport(
+            "no layer stands for the modules behind the decoder's layers (norm, output); give --map"
+            " with the list of the last layer's modules"
+        )
     return modules
+
+
+def _require_once(modules: list[tuple[str, ...]]) -> None:
+    """Each layer has a module, and each module stands in one place."""
+    if not all(modules):
+        raise InputError("map: a layer has an empty list; name at least one module")
+    counts = Counter(name for names in modules for name in names)
+    for name, count in counts.items():
+        if count > 1:
+            raise InputError(
+                f"map: the module {excerpt(name)} stands for {count} layers; give each module once"
+            )

@@ -12,6 +12,7 @@ gradient in the whole model: the first layer's do not.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -174,10 +175,12 @@ def keep(value: Any) -> Any:
 def _record_inputs(model: nn.Module, layout: Layout, call: Call) -> dict[str, Any]:
     """The arguments of each layer of a list, by its name, in a run of the whole model."""
     seen: dict[str, Any] = {}
+    num_calls = Counter[str]()
 
     def make_hook(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             seen[name] = keep((args, kwargs))
+            num_calls[name] += 1
 
         return hook
 
@@ -195,6 +198,13 @@ def _record_inputs(model: nn.Module, layout: Layout, call: Call) -> dict[str, An
             raise RuntimeMismatchError(
                 f"model: its forward does not call the layer {printable(name)!r} of its list;"
                 " name its layers explicitly"
+            )
+    places = Counter(id(model.get_submodule(name)) for name in layout.atoms[1:-1])
+    for name, count in num_calls.items():
+        if count > places[id(model.get_submodule(name))]:
+            raise RuntimeMismatchError(
+                f"model: calls the layer {printable(name)!r} more than once; a stage calls each of"
+                " its layers once, so name layers that run once explicitly"
             )
     return seen
 
