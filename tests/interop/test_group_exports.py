@@ -201,8 +201,8 @@ def test_every_refusal_names_a_plan_that_can_be_exported(seed, target, tmp_path)
         ("megatron", "loop", "whole", "the order of blocks is not interleaved 1F1B"),
         ("megatron", "v", "whole", "Megatron-LM puts stage i on rank i % "),
         ("torchtitan", "any", "whole", "torchtitan puts part i on rank i % "),
-        ("deepspeed", "loop", "whole", "several stages a device, backwards cut in two"),
-        ("chakra", "loop", "whole", "several stages a device, backwards cut in two"),
+        ("deepspeed", "loop", "whole", "several stages a device, which"),
+        ("chakra", "loop", "whole", "several stages a device, which"),
     ],
 )
 def test_reasons(target, shape, order, part):

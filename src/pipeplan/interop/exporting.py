@@ -19,7 +19,7 @@ from pipeplan.interop.source_text import json_in
 from pipeplan.interop.timeline_csv import export_timeline_csv
 from pipeplan.interop.torch_schedule import export_torch_csv
 from pipeplan.interop.torchtitan import export_torchtitan
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import Plan, unpack_codes
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.schedules import PORTFOLIO
 
@@ -73,9 +73,22 @@ def export_plan(
         return replace(done, notes=(*done.notes, *replayed.warnings))
     except CannotExport as problem:
         reason = str(problem)
-    other = find_nearest(replayed, lambda each: _export(chosen, each, settings), chosen.rules)
+    reasons = [reason]
+
+    def accept(each: Replayed) -> None:
+        try:
+            _export(chosen, each, settings)
+        except CannotExport as problem:
+            reasons.append(str(problem))
+            raise
+
+    other = find_nearest(replayed, accept, chosen.rules)
     if other is None:
-        raise CannotExport(f"{target}: {reason}; no plan of this model and cluster can be exported")
+        # Other plans may fail for another reason, which is then the one to mend.
+        others = "" if reasons[-1] == reason else f"; others: {reasons[-1]}"
+        raise CannotExport(
+            f"{target}: {reason}; no plan of this model and cluster can be exported{others}"
+        )
     words = describe(other, replayed)
     if not take_nearest:
         raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest")
@@ -86,11 +99,20 @@ def export_plan(
 def _export(chosen: Format, replayed: Replayed, settings: ExportSettings) -> Exported:
     """The files, with a line about memory if the plan needs more than there is."""
     if replayed.plan.uses_families and not chosen.takes_groups:
-        raise CannotExport(
-            "the plan has several stages a device, backwards cut in two, gradient buckets or a"
-            " sharded optimizer, which cannot be said there"
-        )
+        raise CannotExport(f"the plan has {_families(replayed.plan)}, which cannot be said there")
     return _with_memory_note(chosen.export(replayed, settings), replayed)
+
+
+def _families(plan: Plan) -> str:
+    """What the plan uses beyond one stage a device with whole backwards."""
+    codes = [plan.schedule.group_codes(group) for group in range(len(plan.schedule))]
+    used = {
+        "several stages a device": len(plan.schedule) < len(plan.stages),
+        "backwards cut in two": any((unpack_codes(each)[1] > 1).any() for each in codes),
+        "gradient buckets": any(stage.gradient_buckets > 1 for stage in plan.stages),
+        "a sharded optimizer": plan.shard_optimizer,
+    }
+    return " and ".join(name for name, is_used in used.items() if is_used)
 
 
 def _with_memory_note(done: Exported, replayed: Replayed) -> Exported:
