@@ -12,8 +12,7 @@ With the same model, ranks and hosts, the next start reads the plan from the fol
 
 import platform
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +35,10 @@ from pipeplan.runtime.batches import find_leaves, num_rows
 from pipeplan.runtime.placement import require_runnable
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.ending import print_line
-from pipeplan.runtime.supervision.error_policy import blame_for_error
+from pipeplan.runtime.supervision.error_policy import in_set_up
 from pipeplan.runtime.supervision.launching import join_ranks
 from pipeplan.runtime.supervision.meeting import keep_for_pipeline, meet
-from pipeplan.runtime.supervision.watchdog import Watchdog, WatchdogOptions
+from pipeplan.runtime.supervision.watchdog import WatchdogOptions
 from pipeplan.runtime.training import Pipeline
 from pipeplan.version import VERSION
 
@@ -118,27 +117,11 @@ def auto(
     wishes = {"global_batch": global_batch, **(planning or {})}
     meeting = meet(options.get("watchdog") or WatchdogOptions())
     found = _Folder(KeptInputs(folder), wishes, say=_Speaker(quiet=quiet))
-    with _in_auto(meeting.watchdog):
+    with in_set_up(meeting.watchdog, "auto", PipeplanError):
         plan = found.plan(inputs, profile, cluster)
     keep_for_pipeline(meeting)
     options.setdefault("on_replan", found.keep)
     return Pipeline(plan, model, loss_fn, optimizer_fn, **options)
-
-
-@contextmanager
-def _in_auto(watchdog: Watchdog) -> Iterator[None]:
-    """Errors of pipeplan are raised by all ranks; any other one is this rank's own."""
-    with watchdog.call("auto"):
-        try:
-            yield
-        except PipeplanError as error:
-            watchdog.report(error, is_mismatch=True)
-            watchdog.close()
-            raise
-        except BaseException as error:
-            blame_for_error(watchdog, error)
-            watchdog.close()
-            raise
 
 
 class _Folder:

@@ -8,7 +8,7 @@ other error is the rank's own, and it tells the others.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeplan.errors import RuntimeMismatchError
+from pipeplan.errors import PipeplanError, RuntimeMismatchError
 from pipeplan.runtime.supervision.connections import is_of_connection
 from pipeplan.runtime.supervision.watchdog import Watchdog
 
@@ -40,12 +40,16 @@ def in_collective(watchdog: Watchdog, name: str = "a method") -> Iterator[None]:
 
 
 @contextmanager
-def in_set_up(watchdog: Watchdog, name: str = "set-up") -> Iterator[None]:
-    """Before the first step: usually all ranks find a mismatch, each by itself."""
+def in_set_up(
+    watchdog: Watchdog,
+    name: str = "set-up",
+    of_all: type[PipeplanError] = RuntimeMismatchError,
+) -> Iterator[None]:
+    """Before the first step: usually all ranks raise an error `of_all`, each by itself."""
     with watchdog.call(name):
         try:
             yield
-        except RuntimeMismatchError as error:
+        except of_all as error:
             watchdog.report(error, is_mismatch=True)
             watchdog.close()
             raise
