@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from command_line import run_command
 from instances import even_model, flat_cluster, random_cluster, random_model
+from one_stage import make_problem, plan
 from pipeplan import _core, zoo
 from pipeplan.checker import check, has_whole_samples
 from pipeplan.cluster import HostGroup, expand_hosts
@@ -20,7 +21,6 @@ from pipeplan.errors import InfeasibleError, InputError, NoPlanError
 from pipeplan.pipeline import BoundLimit, Stage
 from pipeplan.planning.baselines import GROUP_BASELINES
 from pipeplan.planning.comparison import compare
-from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.planner.placement import placed_plan, shared_stage
