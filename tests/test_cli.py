@@ -426,7 +426,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show():
     result = process("demo", env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
     assert result.returncode == 0
     assert result.stderr == b""
-    assert b"stage 0 F" in result.stdout
+    assert b"group 0 F" in result.stdout
     result.stdout.decode("ascii")
 
 
