@@ -127,9 +127,6 @@ def make_plan(case: Case) -> Plan:
     known = replace(cluster, uplink_gb_per_s=None, shared=()) if case.blind else cluster
     options: dict[str, Any] = {"positions": "auto", "split_backward": True} if case.families else {}
     made = plan(zoo.model(case.model), known, case.microbatches, case.planner, **options)
-    if case.families:  # the stand-in model sums a stage's gradients in one piece
-        stages = tuple(replace(stage, gradient_buckets=1) for stage in made.stages)
-        made = replace(made, stages=stages, predicted=None)
     if case.blind:
         made = replace(made, cluster=cluster, predicted=None)
     if case.recompute:
