@@ -88,6 +88,8 @@ FAMILIES = [
     Case(model="resnet152", cluster="random-8", planner="best", families=True),
     Case(model="transformer-big", cluster="uneven-6", planner="best", families=True),
     Case(model="vgg19", cluster="2x2-10g", planner="best", families=True),
+    Case(model="bert-large", cluster="4x2-10g", planner="best", families=True),
+    Case(model="vgg19", cluster="4x2-10g", planner="best", families=True),
     Case(model="bert-large", cluster="2x2-10g", planner="zb-v"),
     Case(model="bert-48", cluster="2x2-10g", planner="interleaved-1f1b"),
     Case(model="xlnet-large", cluster="2x2-10g", planner="zb-h1"),
