@@ -67,8 +67,8 @@ class ChainScheduler {
 
   private:
     struct Choice {
-        double start_ms, key;
-        int stage, kind;
+        double start_ms;
+        int stage, kind, block;
     };
     // Keys: [stages][kinds][microbatches].
     // The way of one microbatch, stretched, once in every round.
@@ -80,7 +80,9 @@ class ChainScheduler {
     void try_rounds(int num_tries, Random& random, Control& control);
     void windows(const ChainSettings& settings, std::vector<int>& most) const;
     bool admits(int p) const;
-    double earliest_end(int g) const;
+    void promise(int g);
+    // Lists what the group could run next, and returns the first end of any of it.
+    double look(int g);
     Choice choose(int g, const std::vector<double>& keys, double patience) const;
     int commit(int g, const Choice& choice);
     double finish();
@@ -100,9 +102,12 @@ class ChainScheduler {
     int num_channels_ = 0;
     double round_ms_ = 0.0;                      // the least time between two microbatches
     std::vector<double> way_forward_, way_backward_;  // [P], when one microbatch gets there alone
-    std::vector<double> reserved_, group_bytes_;      // [P], [G]
+    std::vector<double> reserved_, group_bytes_, limit_bytes_;  // [P], [G], [G]
 
     std::vector<double> free_ms_, end_ms_, used_bytes_;   // [G]
+    std::vector<double> promised_bytes_, first_start_ms_; // [G]
+    std::vector<Choice> choices_;                         // of each group, at three times its stages
+    std::vector<int> num_choices_;                        // [G]
     std::vector<double> channel_ms_;                      // [channels]
     std::vector<double> forward_there_ms_, backward_there_ms_;  // [P][M], infinite: not known
     std::vector<int> num_forward_, num_backward_, num_weight_;  // [P]
