@@ -25,7 +25,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kRoomRounding = 1e-9;  // relative
+constexpr double kRoomRounding = 1e-9, kLimitRounding = 1e-9;  // relative
 constexpr int kRunsInAll = 2;           // one in so many schedules of a search is a list schedule
 constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 
@@ -105,6 +105,7 @@ void ChainScheduler::take(const Chain& chain) {
     }
     num_channels_ = static_cast<int>(ends.size());
     round_ms_ = *std::max_element(load.begin(), load.end());
+    load_ms_ = std::move(load);
     for (double ms : channel_load) round_ms_ = std::max(round_ms_, ms);
 
     way_forward_.resize(P), way_backward_.resize(P);
@@ -256,7 +257,7 @@ double ChainScheduler::finish() {
 }
 
 double ChainScheduler::run(const std::vector<double>& keys, double patience,
-                           const std::vector<int>& most) {
+                           const std::vector<int>& most, double limit_ms) {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, G = chain.num_groups, M = chain.num_microbatches;
     ++num_runs_;
@@ -272,13 +273,18 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     order_.clear();
     end_ms_.assign(G, kInfinity);
     promised_bytes_ = group_bytes_;
+    idle_ms_.resize(G);  // what is left: a group that waits longer ends after the limit
+    for (int g = 0; g < G; ++g) idle_ms_[g] = limit_ms * (1 + kLimitRounding) - M * load_ms_[g];
     end_ms_[chain.group[0]] = look(chain.group[0]);
     for (;;) {
         int g = 0;
         for (int h = 1; h < G; ++h)
             if (end_ms_[h] < end_ms_[g]) g = h;
         if (end_ms_[g] == kInfinity) break;
-        const int touched = commit(g, choose(g, keys, patience));
+        const Choice choice = choose(g, keys, patience);
+        idle_ms_[g] -= choice.start_ms - free_ms_[g];
+        if (idle_ms_[g] < 0) return last_ms_ = kInfinity;
+        const int touched = commit(g, choice);
         end_ms_[g] = look(g);
         if (touched >= 0) end_ms_[touched] = look(touched);
     }
@@ -289,11 +295,11 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     return last_ms_ = finish();
 }
 
-double ChainScheduler::run(const ChainSettings& settings) {
+double ChainScheduler::run(const ChainSettings& settings, double limit_ms) {
     if (settings.ratio < 0) round_keys({-settings.ratio - 1, 0.0, {1.0, 1.0}}, keys_);
     else path_keys(settings, keys_);
     windows(settings, own_most_);
-    return run(keys_, settings.patience, own_most_);
+    return run(keys_, settings.patience, own_most_, limit_ms);
 }
 
 void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
@@ -324,7 +330,7 @@ void ChainScheduler::try_rounds(int num_tries, Random& random, Control& control)
         else round = {slacks[random.below(6)], waits[random.below(5)], {stretches[random.below(6)], stretches[random.below(6)]}};
         round_keys(round, keys_, &random);
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys_[a] < keys_[b]; });
-        const double ms = swaps.time_of(order);
+        const double ms = swaps.time_of(order, best_ms_);
         if (ms < best_ms_) best_ms_ = ms, best_order_ = order;
     }
 }
@@ -341,7 +347,7 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         return best_ms_ <= enough_ms * (1 + 1e-12) || (best_ms_ < kInfinity && control.is_late());
     };
     const auto try_settings = [&](const ChainSettings& settings) {
-        run(settings);
+        run(settings, walk.ms);
         take_step(walk, settings.patience, own_most_);
         if (walk.ms == last_ms_) winner = settings;
     };
@@ -361,7 +367,7 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         }
         const int which = random.below(4);
         const double patience = which == 0 ? random.unit() : which == 1 ? walk.patience : which - 2.0;
-        run(trial_, patience, trial_most_);
+        run(trial_, patience, trial_most_, walk.ms);
         take_step(walk, patience, trial_most_);
     }
     if (num_swaps > 0 && !is_done(0)) try_rounds(static_cast<int>(std::min(100L, num_swaps / 8)), random, control);

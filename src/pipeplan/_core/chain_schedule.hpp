@@ -45,11 +45,13 @@ class ChainScheduler {
     // One list schedule. Of the blocks that could start before the first of them would end, the one
     // with the least key runs; `patience` 0 looks only at those that are there already, 1 at all.
     // No stage holds more microbatches than its entry of `most`; empty: as many as memory allows.
-    // Returns the iteration time; infinite if a group cannot hold one microbatch of all its stages.
-    double run(const std::vector<double>& keys, double patience, const std::vector<int>& most);
+    // Returns the iteration time; infinite if a group cannot hold one microbatch of all its stages, or
+    // as soon as the time is seen to be above `limit_ms`.
+    double run(const std::vector<double>& keys, double patience, const std::vector<int>& most,
+               double limit_ms = kInfinity);
 
     // The same with these settings.
-    double run(const ChainSettings& settings);
+    double run(const ChainSettings& settings, double limit_ms = kInfinity);
 
     // The latest starts of the last run's blocks that do not make it longer.
     void latest_starts(std::vector<double>& keys);
@@ -105,7 +107,7 @@ class ChainScheduler {
     std::vector<double> reserved_, group_bytes_, limit_bytes_;  // [P], [G], [G]
 
     std::vector<double> free_ms_, end_ms_, used_bytes_;   // [G]
-    std::vector<double> promised_bytes_, first_start_ms_; // [G]
+    std::vector<double> promised_bytes_, first_start_ms_, idle_ms_, load_ms_;  // [G]
     std::vector<Choice> choices_;                         // of each group, at three times its stages
     std::vector<int> num_choices_;                        // [G]
     std::vector<double> channel_ms_;                      // [channels]
