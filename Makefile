@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --no-compile -c constraints.txt
+INSTALL := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt
 # UNITY=OFF compiles each kernel on its own: twice as long in all, but shorter after an edit.
 UNITY ?= ON
 EDITABLE := $(INSTALL) --no-build-isolation -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -e
@@ -41,17 +41,17 @@ lint: $(VENV)/installed-test
 	$(BIN)/mypy
 
 # The build tools live in the virtual environment, so that rebuilding a kernel needs no download. cmake and
-# ninja are added only where the system has none, or one that is too old. Files are compiled to bytes when
-# they are first imported: most never are.
+# ninja are added only where the system has none, or one that is too old.
 $(VENV)/tools: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pipeplan needs Python >= 3.11; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) scikit-build-core nanobind
-	missing=$$($(BIN)/python -c "$$MISSING_TOOLS") && if test -n "$$missing"; then $(INSTALL) $$missing; fi
+	$(INSTALL) --no-compile scikit-build-core nanobind
+	missing=$$($(BIN)/python -c "$$MISSING_TOOLS") && if test -n "$$missing"; then $(INSTALL) --no-compile $$missing; fi
 	touch $@
 
+# Python compiles modules when they are first imported; most never are.
 $(VENV)/installed: $(VENV)/tools $(VENV)/modules pyproject.toml CMakeLists.txt $(KERNELS)
-	$(EDITABLE) .
+	$(EDITABLE) . --no-compile
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
