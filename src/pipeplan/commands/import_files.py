@@ -93,4 +93,6 @@ def assumed_from(text: str) -> dict[str, float]:
         kind, _, value = part.partition("=")
         assumed[kind.strip()] = number_in(value, f"assume: {kind.strip()}")
         require_number(InputError, f"assume: {kind}", assumed[kind.strip()], BANDWIDTH_GB_PER_S)
+        if not assumed[kind.strip()]:
+            raise InputError(f"assume: {kind.strip()}=0 would leave no such link; give GB/s above 0")
     return assumed
