@@ -580,7 +580,7 @@ def test_an_unknown_format_is_answered_with_all_formats(plan_file, capfd):
 
 
 def test_files_beside_the_output_are_not_overwritten(plan_file, tmp_path, capfd):
-    output, beside = tmp_path / "run.toml", tmp_path / "run_pp.csv"
+    output = tmp_path / "run.py"
     arguments = ("export", plan_file, "--to", "torchtitan", "-o", output)
     code, out, err = run_command(capfd, *arguments)
     assert code == 0, err

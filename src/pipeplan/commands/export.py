@@ -88,8 +88,8 @@ def _write(done: "Exported", output: str, plan: str, target: str) -> list[str]:
         require_paths(inputs={"PLAN": plan}, outputs={"-o": output, name: path})
         if Path(path).exists() and not Path(output).exists():  # else an export is repeated
             raise InputError(
-                f"{printable(path)}: is there already, and {target} writes it beside -o; move it, or"
-                " give -o another name"
+                f"{printable(path)}: is there already, and {target} writes it beside -o; move it,"
+                " or give -o another name"
             )
     for name, path in beside.items():
         write_atomically(path, done.others[name])
