@@ -127,7 +127,7 @@ class Incumbent:
         self.offer(draft.stages, deadline)
         if draft.stages not in self._refuted and self._keeps_limits(draft):
             if self.cost.contention:  # a draft may come from costs that know no shared links
-                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes)
+                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes, deadline)
                 draft = replace(draft, iteration_ms=run.iteration_ms)
             self._keep(draft.stages, "", draft.iteration_ms, draft)
 
