@@ -25,7 +25,6 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kRoomRounding = 1e-9, kLimitRounding = 1e-9;  // relative
 constexpr int kRunsInAll = 2;           // one in so many schedules of a search is a list schedule
 constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 

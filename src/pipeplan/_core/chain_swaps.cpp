@@ -17,8 +17,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kRoomRounding = 1e-9, kLimitRounding = 1e-9;  // relative
-constexpr double kHottest = 0.2, kColdest = 0.02;       // of a block's mean length
+constexpr double kHotSwaps = 0.2, kColdSwaps = 0.02;    // of a block's mean length
 constexpr int kFurthest = 8;                           // places that a block moves at once
 constexpr int kMostRepairs = 3;                        // other blocks that make room for it
 
@@ -240,7 +239,7 @@ double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enoug
             if (control.is_late()) break;
         }
         if (!change(random)) continue;
-        const double heat = length_ms * kHottest * std::pow(kColdest / kHottest, static_cast<double>(step) / num_steps);
+        const double heat = length_ms * kHotSwaps * std::pow(kColdSwaps / kHotSwaps, static_cast<double>(step) / num_steps);
         const double accept_ms = current - heat * std::log(random.unit());
         const double ms = run(accept_ms);
         if (ms > accept_ms) {
