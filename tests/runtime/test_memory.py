@@ -30,7 +30,7 @@ ALLOWANCE = 1.2
 
 
 class MallocInfo(ctypes.Structure):
-    """What `mallinfo2` returns; `hblkhd` are the bytes in mapped allocations."""
+    """What `mallinfo2` returns; `uordblks` and `hblkhd` count small and large allocations."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -42,9 +42,9 @@ class MallocInfo(ctypes.Structure):
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes that this process holds at once in large allocations, seen after every op.
+    """The most bytes that this process holds at once, seen after every op.
 
-    The C library is told to map each of them by itself, and counts what is mapped. (Watching
+    The C library counts them: those in its heaps and those that it has mapped one by one. (Watching
     tensors from Python misses those that only autograd or a message under way still holds.)
     """
 
@@ -52,15 +52,16 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self._library = ctypes.CDLL("libc.so.6")
         self._library.mallinfo2.restype = MallocInfo
-        self._start = self._mapped_bytes()
+        self._start = self._held_bytes()
         self.most = 0
 
-    def _mapped_bytes(self):
-        return self._library.mallinfo2().hblkhd
+    def _held_bytes(self):
+        info = self._library.mallinfo2()
+        return info.uordblks + info.hblkhd
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
-        self.most = max(self.most, self._mapped_bytes() - self._start)
+        self.most = max(self.most, self._held_bytes() - self._start)
         return output
 
 
@@ -145,7 +146,7 @@ def measure_layers(rank, make):
             del y
             _, half = run_input_half([(edge, gradient)], [leaf], boxes)
             del leaf, gradient, _
-            kept_bytes = live._mapped_bytes() - live._start - x_behind.nbytes
+            kept_bytes = live._held_bytes() - live._start - x_behind.nbytes
             half.run()
         kept.append(kept_bytes)
         x = x_behind
