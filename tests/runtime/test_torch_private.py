@@ -154,6 +154,13 @@ def test_views():
     assert not torch_private.makes_views(torch.ops.aten.mm.default)
 
 
+def test_nodes_that_save_tensors():
+    leaf = torch.ones(2, requires_grad=True)
+    assert torch_private.saves_tensors(torch.nn.functional.gelu(leaf).grad_fn)
+    assert not torch_private.saves_tensors((leaf + leaf).grad_fn)
+    assert not torch_private.saves_tensors(leaf.view(1, 2).grad_fn)
+
+
 def test_flops():
     left, right = torch.ones(2, 3), torch.ones(3, 4)
     multiply = torch.ops.aten.mm.default

@@ -20,9 +20,9 @@ Exact for every graph, because whatever does not fit into that is computed with 
 - all of them, where the graph holds a compiled function or a re-entrant checkpoint, which run once,
   or where a hook would see a gradient twice.
 
-Memory: carriers that are no junctions have done their work after I. What autograd has saved for
-them is freed, by boxes into which it is packed while the forward runs. A box counts changes, as
-autograd does: who changes a saved tensor in place gets an error.
+Memory: carriers that are no junctions have done their work in I. What autograd has saved for them
+is freed as soon as they have run, by boxes into which it is packed while the forward runs. A box
+counts changes, as autograd does: who changes a saved tensor in place gets an error.
 
 Reference:
     Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2: the two halves.
@@ -41,7 +41,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from pipeplan.splitting.checkpoint_frames import CheckpointFinder
 from pipeplan.splitting.graph_walk import GraphWalk, Leaves, walk
-from pipeplan.splitting.torch_private import count_changes, gradient_hooks
+from pipeplan.splitting.torch_private import count_changes, gradient_hooks, saves_tensors
 
 __all__ = ["Box", "Root", "SavedBoxes", "WeightHalf", "run_input_half", "take_gradients"]
 
@@ -106,11 +106,12 @@ class SavedBoxes:
         return tensor
 
     def enter_junction(self) -> None:
-        """What is opened from now on, in this thread, is needed by W too.
-
-        The nodes before it have run, so their boxes are emptied now, not only at the end.
-        """
+        """What is opened from now on, in this thread, is needed by W too."""
+        self.empty_opened()
         self._local.is_junction = True
+
+    def empty_opened(self, *_: Any) -> None:
+        """Empty what this thread has opened: the nodes that needed it have run."""
         own, done = threading.get_ident(), self._done or []
         while done and done[-1][0] == own:
             done.pop()[1].tensor = None
@@ -216,9 +217,9 @@ def run_input_half(
         return take_gradients(entering), WeightHalf()
     half = WeightHalf(
         junctions=[
-            _Junction(node, _variables(graph.branches_of[node], early))
+            _Junction(node, leaves)
             for node in (*graph.junctions, *graph.ends)
-            if not isinstance(node, BackwardCFunction) or node in graph.ends
+            if (leaves := _variables(graph.branches_of[node], early))
         ],
         root_leaves=_variables(graph.root_branches, early),
     )
@@ -245,7 +246,12 @@ def _run_carriers(
     inputs: list[Any] = [*asked, *ends, *early]
     if not roots or not inputs:
         return [None] * len(asked)
-    handles = []
+    runs_again = {junction.node for junction in half.junctions}
+    handles = [
+        node.register_hook(boxes.empty_opened)
+        for node in graph.children_of
+        if node in graph.carriers and node not in runs_again and saves_tensors(node)
+    ]
     for junction in half.junctions:
         before, behind = _make_hooks(junction, boxes)
         handles += [junction.node.register_prehook(before), junction.node.register_hook(behind)]

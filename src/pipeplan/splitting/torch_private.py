@@ -34,6 +34,7 @@ __all__ = [
     "is_fake",
     "make_wrapper",
     "makes_views",
+    "saves_tensors",
     "storage_key",
     "without_fake_log",
     "without_torch_log",
@@ -107,6 +108,19 @@ def without_fake_log() -> Iterator[None]:
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no values, since torch only computes its shape."""
     return isinstance(tensor, FakeTensor)
+
+
+_SAVES: dict[type, bool] = {}
+"""Whether nodes of a type save tensors."""
+
+
+def saves_tensors(node: Any) -> bool:
+    """Whether a node of autograd's graph is of a kind that saves tensors in the forward."""
+    found = _SAVES.get(type(node))
+    if found is None:
+        found = any(name.startswith("_raw_saved_") for name in dir(type(node)))
+        _SAVES[type(node)] = found
+    return found
 
 
 def count_flops(func: Any, args: Any, kwargs: dict[str, Any], output: Any) -> float | None:
