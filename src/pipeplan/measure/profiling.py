@@ -104,7 +104,7 @@ def measure_model(
                 with _explained(_cannot_take(size) if index else CANNOT_TAKE):
                     session.run(
                         _num_runs(repeats, is_estimate=bool(estimate)),
-                        in_parts=not index,
+                        in_halves=not index,
                         tell=_part(tell, index, len(sizes)),
                     )
                 runs.append(session)
