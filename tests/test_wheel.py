@@ -6,6 +6,7 @@ this environment; only the third-party packages that pipeplan needs are borrowed
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -171,6 +172,8 @@ def with_packages(tmp_path):
             if not (borrowed / path.name).exists():
                 (borrowed / path.name).symlink_to(path)
     site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+    for old in site.glob("setuptools*"):  # of the Python that made it; torch wants a newer one
+        shutil.rmtree(old)
     (site / "borrowed.pth").write_text(str(borrowed))
     return tmp_path
 
