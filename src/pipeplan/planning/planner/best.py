@@ -117,7 +117,8 @@ class _Search:
             else None
         )
         self._num_searches = 0
-        self._budget = self.settings.budget * settings.budget_factor(
+        most = settings.AFTER_SETS_BUDGET if self.plans_on_sets else np.inf
+        self._budget = min(self.settings.budget, most) * settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
@@ -139,6 +140,12 @@ class _Search:
     def is_optimal(self) -> bool:
         """Whether the best plan meets the bound."""
         return self.incumbent.iteration_ms <= self.bound_ms * (1 + OPTIMAL_WITHIN)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing left to win, or too little to search for it."""
+        little = settings.SMALL_GAP / self.problem.effort if self.plans_on_sets else OPTIMAL_WITHIN
+        return self.is_optimal or self.incumbent.iteration_ms <= self.bound_ms * (1 + little)
 
     @property
     def is_late(self) -> bool:
@@ -337,14 +344,16 @@ class _Search:
         The steps form one long sequence, and more effort only goes further along it. So more effort
         never gives a slower plan.
         """
-        left = self.problem.effort * settings.cycle_cost(self.settings.cycle)
-        if self.cost.contention and self.plans_on_sets:
-            left *= settings.SET_SHARED_CYCLE
+        shares_links = self.cost.contention is not None
+        steps, bought = settings.search_cycle(
+            self.settings, plans_on_sets=self.plans_on_sets, shares_links=shares_links
+        )
+        left = self.problem.effort * bought
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
-            for step in self.settings.cycle:
+            for step in steps:
                 left -= step.cost
-                if left < -1e-9 or self.is_optimal or self.is_late:
+                if left < -1e-9 or self.is_settled or self.is_late:
                     return
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
                 self.search_from(starts, step)
