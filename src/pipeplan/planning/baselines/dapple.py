@@ -152,12 +152,10 @@ class _PlacementProgram:
         self._view = view
         self._group_size = group_size
         self._max_groups = max_groups
-        compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
-        self._num_layers = len(compute_ms_LL) - 1
-        compute_ms_LL[np.tril_indices(len(compute_ms_LL))] = np.inf
-        num_devices_G = group_size * np.arange(max_groups + 1).clip(1)
-        # [g, j, i]: layers i..j-1 on g groups; infinite without a layer
-        self._stage_ms_GLL = np.ascontiguousarray(compute_ms_LL.T) / num_devices_G[:, None, None]
+        self._compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
+        self._no_layer = np.tril(np.ones(self._compute_ms_LL.shape, dtype=bool))
+        self._ends = np.arange(len(self._compute_ms_LL))
+        self._stage_ms_LL: dict[int, Floats] = {}
         self._rates: dict[tuple[Counts, Counts], float] = {}
         self._round_trip_bytes = 2 * np.concatenate(([0.0], cost.output_bytes_L))
         self._host_order = sorted(range(len(view.hosts)), key=lambda h: (len(view.hosts[h]), h))
@@ -169,7 +167,7 @@ class _PlacementProgram:
 
     def solve(self) -> dict[int, tuple[Stage, ...]]:
         """For each number of groups the best stages, if there are any."""
-        size = self._num_layers + 1
+        size = len(self._compute_ms_LL)
         origin = np.full(size, np.inf)
         origin[0] = 0.0
         self._best_ms[self._start] = origin
@@ -222,12 +220,10 @@ class _PlacementProgram:
         """Append one stage to every front of the state; gives its groups and the new state."""
         if not arrivals:
             return
-        fronts_ms = np.array([self._front_ms(state, arrival) for _, arrival in arrivals])
-        stages_ms = self._stage_ms_GLL[[groups for groups, _ in arrivals]]
-        total_ms = np.maximum(fronts_ms[:, None, :], stages_ms)
-        where_AL = total_ms.argmin(axis=2)
-        value_AL = np.take_along_axis(total_ms, where_AL[:, :, None], axis=2)[:, :, 0]
-        for (groups, arrival), where, value in zip(arrivals, where_AL, value_AL, strict=True):
+        for groups, arrival in arrivals:
+            total_ms = np.maximum(self._front_ms(state, arrival), self._stage_times(groups))
+            where = total_ms.argmin(axis=1)
+            value = total_ms[self._ends, where]
             target = tuple(
                 state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
             )
@@ -262,6 +258,14 @@ class _PlacementProgram:
             self._cut[target][better] = where[better]
             self._arrival[target].append(arrival)
 
+    def _stage_times(self, groups: int) -> Floats:
+        """[j, i]: the time of layers i..j-1 on so many groups; infinite without a layer."""
+        if groups not in self._stage_ms_LL:
+            stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
+            by_end = np.where(self._no_layer, np.inf, stage_ms_LL).T
+            self._stage_ms_LL[groups] = np.ascontiguousarray(by_end)
+        return self._stage_ms_LL[groups]
+
     def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:
         """Milliseconds for a byte from the last stage of a front to the stage appended to it."""
         key = (front.added, receivers)
@@ -271,7 +275,7 @@ class _PlacementProgram:
 
     def _stages(self, state: Counts) -> tuple[Stage, ...]:
         """The stages of a state: back through the arrivals, then devices for stage after stage."""
-        end = self._num_layers
+        end = len(self._compute_ms_LL) - 1
         steps: list[tuple[int, int, _Arrival]] = []
         while state != self._start:
             arrival = self._arrival[state][int(self._last[state][end])]

@@ -367,7 +367,7 @@ class _Search:
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
-                self.incumbent.offer_found(placed, rule, iteration_ms)
+                self.incumbent.offer_found(placed, rule, iteration_ms, self.problem.deadline)
         self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
     def plan_on_own_order(self) -> None:
