@@ -14,8 +14,10 @@ from torch import nn  # noqa: E402
 from families.samples import schedule_of  # noqa: E402
 from family_plans import causal_orders, random_group_stages, random_kinds  # noqa: E402
 from instances import flat_cluster  # noqa: E402
+from pipeplan import zoo  # noqa: E402
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Plan, Schedule, Stage  # noqa: E402
+from pipeplan.planning.door import plan as plan_with  # noqa: E402
 from pipeplan.profile import LayerProfile, ModelProfile  # noqa: E402
 from pipeplan.runtime import Pipeline  # noqa: E402
 from pipeplan.runtime.supervision.watchdog import WatchdogOptions  # noqa: E402
@@ -106,10 +108,34 @@ def random_plan(rng, names):
     )
 
 
+def planned_plan(rng, names):
+    """What `best` makes of some layers of a known model, on devices and links that differ."""
+    known = zoo.model(rng.choice(["bert-large", "vgg19", "resnet152", "transformer-big"]))
+    taken = sorted(rng.sample(range(known.num_layers), len(names)))
+    layers = zip(taken, names, strict=True)
+    model = replace(
+        known,
+        microbatch_size=rng.randint(3, 6),
+        layers=tuple(replace(known.layers[index], name=name, at=()) for index, name in layers),
+        tied=(),
+    )
+    cluster = flat_cluster(MAX_RANKS)
+    rates = [
+        [rng.choice([0.5, 1.25, 3.0, 12.0]) for _ in range(MAX_RANKS)] for _ in cluster.devices
+    ]
+    speeds = rng.choice([(1.0,), (1.0, 2.0)])
+    devices = [replace(device, speed=rng.choice(speeds)) for device in cluster.devices]
+    cluster = replace(cluster, devices=tuple(devices), bandwidth_gb_per_s=tuple(map(tuple, rates)))
+    options = {"positions": "auto", "split_backward": True}
+    return plan_with(model, cluster, rng.randint(2, 6), "best", **options)
+
+
 def random_cases(count, seed=7):
+    """Every third of them is made by the planner."""
     rng = random.Random(seed)
     kinds = [KINDS[index % len(KINDS)] for index in range(count)]
-    return [(kind, random_plan(rng, make_case(kind)[1])) for kind in kinds]
+    make = [planned_plan if index % 3 == 1 else random_plan for index in range(count)]
+    return [(kind, make(rng, make_case(kind)[1])) for kind, make in zip(kinds, make, strict=True)]
 
 
 def make_optimizer(parameters):
@@ -166,14 +192,16 @@ def check_cases(cases):
 
 
 def test_a_dozen_of_the_random_plans():
-    cases = random_cases(NUM_PLANS)[::5]
+    cases = random_cases(12)
     assert sum(plan.uses_families for _, plan in cases) >= 10
+    assert any(s.gradient_buckets > 5 and s.num_replicas > 1 for _, p in cases for s in p.stages)
     check_cases(cases)
 
 
 @pytest.mark.full
-def test_all_random_plans():
-    check_cases(random_cases(NUM_PLANS))
+@pytest.mark.parametrize("part", range(6))
+def test_all_random_plans(part):
+    check_cases(random_cases(NUM_PLANS)[part::6])
 
 
 def written_plan(names, cuts, chain, orders, rows=4, microbatches=2, **changes):
