@@ -285,3 +285,10 @@ class Twice(nn.Module):
 def test_layers_that_run_twice_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"calls the layer 'layers\.0' more than once"):
         measure.profile(Twice(), torch.randn(2, 4), repeats=1)
+
+
+def test_a_size_that_a_model_cannot_take_is_named():
+    """BatchNorm cannot train on one row."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"at: .* at 1 row; give other sizes \(at=\[2\]\)"):
+        measure_model(model, torch.ones(4, 4), at=[1], repeats=1)
