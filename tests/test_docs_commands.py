@@ -167,6 +167,7 @@ def in_short(text: str) -> str:
 # --------------------------------------------------------------- ranks, hosts, GPUs, the testbed
 
 NVIDIA_SMI = """#!/bin/sh
+cd recorded
 case "$1" in topo) cat topo.txt;; nvlink) cat nvlink.txt;; *) cat memory.csv;; esac
 """
 MINE = """
@@ -178,8 +179,22 @@ import torch
 from torch import nn
 
 
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.encoder = nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.encoder:
+            x = layer(x)
+        return self.head(x)
+
+
 def build():
-    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(26)))
+    torch.manual_seed(0)
+    return Model()
 
 
 def make_batch(step, rows):
@@ -225,7 +240,10 @@ def prepare(page: Path, made: Path, folder: Path) -> None:
     model = pp.ModelProfile(name="text", microbatch_size=2, layers=layers)
     four = pp.expand_hosts("four", [pp.HostGroup(devices=4, bandwidth_gb_per_s=1.0)])
     pp.write_plan(pp.plan(model, four, microbatches=4), folder / "plan.json")
-    (folder / "bin").mkdir()
+    for name in ("bin", "recorded"):
+        (folder / name).mkdir()
+    for name in ("topo.txt", "nvlink.txt", "memory.csv"):
+        shutil.copy(made / name, folder / "recorded")
     (folder / "bin" / "nvidia-smi").write_text(NVIDIA_SMI)
     (folder / "bin" / "nvidia-smi").chmod(0o755)
 
