@@ -132,8 +132,10 @@ class _Arrival:
 
     before: Counts
     """The state that it was added to."""
+    taken: Counts
+    """Its devices on each host, in the order of the old state's hosts."""
     added: Counts
-    """Its devices on each host, in the order of the new state's hosts."""
+    """The same in the order of the new state's hosts."""
     order: tuple[int, ...]
     """For each host of the new state its index in the old state."""
 
@@ -211,7 +213,9 @@ class _PlacementProgram:
             seen.add(added)
             left = [free[h] - added[h] for h in hosts]
             order = tuple(sorted(hosts, key=lambda h: (capacity[h], left[h], h)))
-            yield _Arrival(before=free, added=tuple(added[h] for h in order), order=order)
+            yield _Arrival(
+                before=free, taken=added, added=tuple(added[h] for h in order), order=order
+            )
 
     def _extend(
         self, state: Counts, arrivals: Sequence[tuple[int, _Arrival]]
@@ -219,11 +223,11 @@ class _PlacementProgram:
         """Append one stage to every front of the state; gives its groups and the new state."""
         if not arrivals:
             return
-        fronts_ms = np.array([self._front_ms(state, arrival) for _, arrival in arrivals])
+        fronts_ms = self._fronts_ms(state, [arrival.taken for _, arrival in arrivals])
         stages_ms = np.array([self._stage_times(groups) for groups, _ in arrivals])
-        total_ms = np.maximum(fronts_ms[:, :, None], stages_ms)
-        where_AL = total_ms.argmin(axis=1)
-        value_AL = np.take_along_axis(total_ms, where_AL[:, None, :], axis=1)[:, 0, :]
+        total_ms = np.maximum(fronts_ms[:, None, :], stages_ms)
+        where_AL = total_ms.argmin(axis=2)
+        value_AL = np.take_along_axis(total_ms, where_AL[:, :, None], axis=2)[:, :, 0]
         for (groups, arrival), where, value in zip(arrivals, where_AL, value_AL, strict=True):
             target = tuple(
                 state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
@@ -231,17 +235,15 @@ class _PlacementProgram:
             self._take(target, arrival, where, value)
             yield groups, target
 
-    def _front_ms(self, state: Counts, arrival: _Arrival) -> Floats:
-        """For each end of the front its bottleneck, with the transfer to the stage behind it."""
+    def _fronts_ms(self, state: Counts, behind: Sequence[Counts]) -> Floats:
+        """For each stage behind and each end of the front its bottleneck, with the transfer."""
         if state == self._start:
-            return self._best_ms[state]
-        # The stages before and behind, both in the order of the hosts of this state.
-        back_at = {old: new for new, old in enumerate(arrival.order)}
-        receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
-        rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
-        transfer_ms = self._round_trip_bytes * rates[self._last[state]]
-        front_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
-        return front_ms
+            return np.broadcast_to(self._best_ms[state], (len(behind), len(self._best_ms[state])))
+        lasts = self._arrival[state]
+        rates = np.array([[self._ms_per_byte(last, to) for last in lasts] for to in behind])
+        transfer_ms = self._round_trip_bytes * rates[:, self._last[state]]
+        fronts_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
+        return fronts_ms
 
     def _take(
         self, target: Counts, arrival: _Arrival, where: NDArray[np.int64], value: Floats
@@ -260,10 +262,11 @@ class _PlacementProgram:
             self._arrival[target].append(arrival)
 
     def _stage_times(self, groups: int) -> Floats:
-        """[i, j]: the time of layers i..j-1 on so many groups; infinite without a layer."""
+        """[j, i]: the time of layers i..j-1 on so many groups; infinite without a layer."""
         if groups not in self._stage_ms_LL:
             stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
-            self._stage_ms_LL[groups] = np.where(self._no_layer, np.inf, stage_ms_LL)
+            stage_ms_LL[self._no_layer] = np.inf
+            self._stage_ms_LL[groups] = np.ascontiguousarray(stage_ms_LL.T)
         return self._stage_ms_LL[groups]
 
     def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:
@@ -316,9 +319,9 @@ def _scatter(free: Counts, wanted: int) -> Counts:
 
 def _ms_per_byte(view: ClusterView, senders: Counts, receivers: Counts) -> float:
     """Milliseconds for a byte between stages with these numbers of devices on each host."""
-    if sum(count > 0 for count in receivers) > 1:
+    home = receivers.index(max(receivers))
+    if receivers[home] < sum(receivers):
         return 1 / view.between_bytes_per_ms
-    home = next(host for host, count in enumerate(receivers) if count)
     outside = 1 - senders[home] / sum(senders)
     return max(outside / view.between_bytes_per_ms, (1 - outside) / view.inside_bytes_per_ms)
 
