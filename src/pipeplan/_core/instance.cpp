@@ -9,12 +9,14 @@
 #include <string>
 #include <utility>
 
+#include "sizes.hpp"
+
 namespace pipeplan {
 namespace {
 
 // Far above the limits of files, and far below the overflow of sums and products.
 constexpr double kMost = 1e60;
-constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766, kMaxMicrobatches = 1 << 20;
+constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -104,10 +106,7 @@ RangeSums::RangeSums(const std::vector<double>& values)
 
 double RangeSums::operator()(int first, int end) const {
     double sum = 0.0;
-    for (std::size_t a = size_ + first, b = size_ + end; a < b; a /= 2, b /= 2) {
-        if (a % 2) sum += tree_[a++];
-        if (b % 2) sum += tree_[--b];
-    }
+    for_nodes(size_, first, end, [&](std::size_t k) { sum += tree_[k]; });
     return sum;
 }
 

@@ -20,6 +20,8 @@ from pipeplan.simulator import Codes
 __all__ = ["Draft", "LateStart", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
 
 NO_LIMIT = 2**31 - 1
+PLAIN = PlanningOptions(positions=1, split_backward=False)
+"""One stage a device and whole backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +32,13 @@ class Problem:
     num_microbatches: int
     limits: Limits = field(default_factory=Limits)
     """What the plan has to keep. Published planners plan by their own rules and ignore it."""
-    options: PlanningOptions = field(default_factory=PlanningOptions)
+    options: PlanningOptions = field(default_factory=lambda: PLAIN)
     """What the user asked for, as plans record it."""
     seed: int = 0
     effort: float = 1.0
     """How much to search; 1 is the usual amount. Planners without a search ignore it."""
+    needs_bound: bool = True
+    """Whether the result's bound counts. If not, no time is spent on proofs that give no plans."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
@@ -105,10 +109,9 @@ class Problem:
     @property
     def _max_stages(self) -> int:
         """The limit on the number of stages; a number that cannot be reached where it is none."""
-        possible, asked = (
-            min(self.model.num_layers, self.cluster.num_devices),
-            self.limits.max_stages,
-        )
+        asked, possible = self.limits.max_stages, self.model.num_layers
+        if self.options.positions == 1:
+            possible = min(possible, self.cluster.num_devices)
         return NO_LIMIT if asked is None or asked >= possible else asked
 
     @property
@@ -141,6 +144,8 @@ class Draft:
     """Entries that the planner adds to the plan's options."""
     shard_optimizer: bool = False
     """Whether replicas share the optimizer's moments."""
+    one_stage_bound: Bound | None = None
+    """Of plans with one stage a device, where `bound` speaks of all: it is often higher."""
 
     @property
     def schedule(self) -> Schedule:

@@ -132,10 +132,8 @@ class _Arrival:
 
     before: Counts
     """The state that it was added to."""
-    taken: Counts
-    """Its devices on each host, in the order of the old state's hosts."""
     added: Counts
-    """The same in the order of the new state's hosts."""
+    """Its devices on each host, in the order of the new state's hosts."""
     order: tuple[int, ...]
     """For each host of the new state its index in the old state."""
 
@@ -156,6 +154,7 @@ class _PlacementProgram:
         self._max_groups = max_groups
         self._compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
         self._no_layer = np.tril(np.ones(self._compute_ms_LL.shape, dtype=bool))
+        self._ends = np.arange(len(self._compute_ms_LL))
         self._stage_ms_LL: dict[int, Floats] = {}
         self._rates: dict[tuple[Counts, Counts], float] = {}
         self._round_trip_bytes = 2 * np.concatenate(([0.0], cost.output_bytes_L))
@@ -213,9 +212,7 @@ class _PlacementProgram:
             seen.add(added)
             left = [free[h] - added[h] for h in hosts]
             order = tuple(sorted(hosts, key=lambda h: (capacity[h], left[h], h)))
-            yield _Arrival(
-                before=free, taken=added, added=tuple(added[h] for h in order), order=order
-            )
+            yield _Arrival(before=free, added=tuple(added[h] for h in order), order=order)
 
     def _extend(
         self, state: Counts, arrivals: Sequence[tuple[int, _Arrival]]
@@ -223,27 +220,27 @@ class _PlacementProgram:
         """Append one stage to every front of the state; gives its groups and the new state."""
         if not arrivals:
             return
-        fronts_ms = self._fronts_ms(state, [arrival.taken for _, arrival in arrivals])
-        stages_ms = np.array([self._stage_times(groups) for groups, _ in arrivals])
-        total_ms = np.maximum(fronts_ms[:, None, :], stages_ms)
-        where_AL = total_ms.argmin(axis=2)
-        value_AL = np.take_along_axis(total_ms, where_AL[:, :, None], axis=2)[:, :, 0]
-        for (groups, arrival), where, value in zip(arrivals, where_AL, value_AL, strict=True):
+        for groups, arrival in arrivals:
+            total_ms = np.maximum(self._front_ms(state, arrival), self._stage_times(groups))
+            where = total_ms.argmin(axis=1)
+            value = total_ms[self._ends, where]
             target = tuple(
                 state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
             )
             self._take(target, arrival, where, value)
             yield groups, target
 
-    def _fronts_ms(self, state: Counts, behind: Sequence[Counts]) -> Floats:
-        """For each stage behind and each end of the front its bottleneck, with the transfer."""
+    def _front_ms(self, state: Counts, arrival: _Arrival) -> Floats:
+        """For each end of the front its bottleneck, with the transfer to the stage behind it."""
         if state == self._start:
-            return np.broadcast_to(self._best_ms[state], (len(behind), len(self._best_ms[state])))
-        lasts = self._arrival[state]
-        rates = np.array([[self._ms_per_byte(last, to) for last in lasts] for to in behind])
-        transfer_ms = self._round_trip_bytes * rates[:, self._last[state]]
-        fronts_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
-        return fronts_ms
+            return self._best_ms[state]
+        # The stages before and behind, both in the order of the hosts of this state.
+        back_at = {old: new for new, old in enumerate(arrival.order)}
+        receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
+        rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
+        transfer_ms = self._round_trip_bytes * rates[self._last[state]]
+        front_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
+        return front_ms
 
     def _take(
         self, target: Counts, arrival: _Arrival, where: NDArray[np.int64], value: Floats
@@ -265,8 +262,8 @@ class _PlacementProgram:
         """[j, i]: the time of layers i..j-1 on so many groups; infinite without a layer."""
         if groups not in self._stage_ms_LL:
             stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
-            stage_ms_LL[self._no_layer] = np.inf
-            self._stage_ms_LL[groups] = np.ascontiguousarray(stage_ms_LL.T)
+            by_end = np.where(self._no_layer, np.inf, stage_ms_LL).T
+            self._stage_ms_LL[groups] = np.ascontiguousarray(by_end)
         return self._stage_ms_LL[groups]
 
     def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:
@@ -319,9 +316,9 @@ def _scatter(free: Counts, wanted: int) -> Counts:
 
 def _ms_per_byte(view: ClusterView, senders: Counts, receivers: Counts) -> float:
     """Milliseconds for a byte between stages with these numbers of devices on each host."""
-    home = receivers.index(max(receivers))
-    if receivers[home] < sum(receivers):
+    if sum(count > 0 for count in receivers) > 1:
         return 1 / view.between_bytes_per_ms
+    home = next(host for host, count in enumerate(receivers) if count)
     outside = 1 - senders[home] / sum(senders)
     return max(outside / view.between_bytes_per_ms, (1 - outside) / view.inside_bytes_per_ms)
 
