@@ -22,6 +22,8 @@ constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
 constexpr double kBlocksPerLink = 0.1;   // and a look at one link
 constexpr double kFirstPolish = 0.1;     // of what the best plans get, for all that may be among them
+constexpr double kFarAbove = 1.02;       // times its bound: a schedule like this may gain much,
+constexpr double kFarPolish = 3.0;       // and gets so many times the budget
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -246,7 +248,8 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
     sort_by_time(all);
     if (static_cast<int>(all.size()) > budget.num_best) all.resize(budget.num_best);
     pool.run(static_cast<int>(all.size()), [&](int k, int) {
-        polish(model, budget.polish, seed * 7919ULL + 1000 + k, all[k], control);
+        const bool is_far = all[k].iteration_ms > kFarAbove * all[k].bound_ms;
+        polish(model, budget.polish * (is_far ? kFarPolish : 1.0), seed * 7919ULL + 1000 + k, all[k], control);
     });
     sort_by_time(all);
     return all;

@@ -59,13 +59,13 @@ class Budget:
     anneal: float
     """Blocks that each search may schedule, about 40 nanoseconds each."""
     polish: float
-    """The same for each of the best plans."""
+    """The same for each of the best plans; more where the schedule is far above its bound."""
     num_best: int
 
 
 BUDGETS = (
-    Budget(max_devices=8, num_starts=6, anneal=1.7e6, polish=1e6, num_best=2),
-    Budget(max_devices=16, num_starts=6, anneal=2e6, polish=2.4e6, num_best=2),
+    Budget(max_devices=8, num_starts=6, anneal=1.5e6, polish=9e5, num_best=2),
+    Budget(max_devices=16, num_starts=6, anneal=1.8e6, polish=2e6, num_best=2),
     Budget(max_devices=64, num_starts=6, anneal=7e6, polish=7e6, num_best=2),
     Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
 )
