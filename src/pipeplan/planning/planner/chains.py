@@ -305,5 +305,4 @@ class _ChainSearch:
             notes={"bound": "work"} if is_even else {},
             schedule_guarantee_ms=None,
             shard_optimizer=shards,
-            one_stage_bound=None if self.one_stage is None else self.one_stage.bound,
         )
