@@ -37,6 +37,8 @@ class Problem:
     seed: int = 0
     effort: float = 1.0
     """How much to search; 1 is the usual amount. Planners without a search ignore it."""
+    needs_bound: bool = True
+    """Whether the result's bound counts. If not, no time is spent on proofs that give no plans."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
