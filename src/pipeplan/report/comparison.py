@@ -80,21 +80,8 @@ def _heading(comparison: Comparison) -> Text:
     return text
 
 
-def _gap_note(comparison: Comparison) -> list[Text]:
-    """Two bounds in one column: plans with several stages a device have one of their own."""
-    of_all, of_others = [], []
-    for row in comparison.rows:
-        if row.gap is not None and row.planner in comparison.plans:
-            is_family = comparison.plans[row.planner].uses_families
-            (of_all if is_family else of_others).append(_short(row.planner))
-    if not of_all or not of_others:
-        return []
-    text = "gap: to a lower bound of plans with one stage a device"
-    return [Text(f"{text}; for {', '.join(of_all)}, of all plans")]
-
-
 def _notes(comparison: Comparison) -> list[Text]:
-    notes = _gap_note(comparison)
+    notes = []
     if any(row.fits_memory is False for row in comparison.rows):
         notes.append(Text("! needs more memory than a device has", style="red"))
     split = [_short(row.planner) for row in comparison.rows if row.has_whole_samples is False]
