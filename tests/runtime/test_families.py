@@ -105,6 +105,7 @@ def random_plan(rng, names):
         stages=stages,
         schedule=Schedule(causal_orders(rng, stages, kinds)),
         planner="test",
+        shard_optimizer=rng.random() < 0.3,
     )
 
 
@@ -353,6 +354,74 @@ def scene_all_reduces_in_parts_start_inside_the_last_weight_half(rank, folder):
         assert 2 * 2 <= num_parts <= 2 * 3 if rank < 2 else not num_parts
 
 
+def scene_sharded_optimizers_update_alike(rank, folder):
+    """Each replica keeps its share of the moments; checkpoints hold all of them."""
+    names = [str(i) for i in range(8)]
+
+    def groups(name, parameter):
+        return {"weight_decay": 0.0 if name.endswith("bias") else 0.1}
+
+    def train(plan, first, last):
+        model = seeded(lambda: make_mlp(8).double())
+        with Pipeline(plan, model, mlp_loss, adam, clip_norm=1.0, param_groups_fn=groups) as made:
+            assert made.load(folder) == (first > 0)
+            for step in range(first, last):
+                made.step(*[tensor.double() for tensor in batch_of(step)])
+            kept = {n: set(made.optimizer.state[p]) for n, p in made.model.named_parameters()}
+            made.save(folder)
+            return made.full_state_dict(), {name for name, slots in kept.items() if slots}
+
+    adam = torch.optim.AdamW
+    sharded = replace(v_plan(names), shard_optimizer=True)
+    _, kept = train(sharded, 0, 2)
+    train(flat_plan(names), 2, 3)
+    train(sharded, 3, 4)
+    state, kept_later = train(replace(flat_plan(names), shard_optimizer=True), 4, 5)
+    found = [None] * 3
+    torch.distributed.all_gather_object(found, (kept, kept_later))
+    (zero, _), (one, later_one), (_, later_two) = found
+    assert zero
+    assert one
+    assert not zero & one
+    assert zero | one == {f"{i}.0.{p}" for i in (0, 1, 6) for p in ("weight", "bias")} | {
+        "7.weight",
+        "7.bias",
+    }
+    assert later_one
+    assert later_two
+    assert not later_one & later_two
+    model = seeded(lambda: make_mlp(8).double())
+    decayed = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    others = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    optimizer = adam(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    )
+    for step in range(5):
+        optimizer.zero_grad()
+        inputs, targets = (tensor.double() for tensor in batch_of(step))
+        mlp_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    if rank == 0:
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+
+
+class OneNorm(torch.optim.SGD):
+    """Divides by the norm over all its parameters."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+        for parameter in held:
+            if parameter.grad is not None:
+                parameter.grad.div_(norm)
+        super().step()
+
+
 class Counting(TinyLanguageModel):
     """Counts its forwards, outside of its layers."""
 
@@ -388,9 +457,9 @@ def scene_refusals(rank, folder):
         with pytest.raises(RuntimeMismatchError, match=line):
             pipeline.step(tokens, tokens)
         pipeline.close()
-    sharded = replace(plan, shard_optimizer=True)
-    with pytest.raises(RuntimeMismatchError, match="shard_optimizer: the runtime keeps the whole"):
-        Pipeline(sharded, seeded(lambda: Carrying(6)), token_loss, torch.optim.SGD)
+    sharded = replace(flat_plan(names), shard_optimizer=True)
+    with pytest.raises(RuntimeMismatchError, match="OneNorm updates a parameter by what other"):
+        Pipeline(sharded, seeded(lambda: TinyLanguageModel(6)), token_loss, OneNorm)
 
 
 def scene_the_comparison_sees_both_halves(rank, folder):

@@ -104,7 +104,7 @@ def measure(rank, make, plans):
                 plan.stages,
                 plan.groups[number],
                 plan.schedule.group_codes(number),
-                shard_optimizer=False,
+                shard_optimizer=plan.shard_optimizer,
             )
             predicted_gb = parts[pipeline.replica].total_gb
             found.append((state_bytes + live.most, predicted_gb * BYTES_IN_GB))
@@ -132,7 +132,9 @@ def check(make, schedules_and_recompute, cuts=(0, 2, 4, 6), replicas=(1, 1, 1, 1
             assert ratio <= ALLOWANCE, f"rank {rank}: {ratio:.3f} of the prediction, {plan.stages}"
 
 
-def check_groups(schedule, chain, *, recompute=False, num_layers=NUM_LAYERS, **changes):
+def check_groups(
+    schedule, chain, *, recompute=False, num_layers=NUM_LAYERS, shards=False, **changes
+):
     """Stages of equal size on the groups of a chain, by a named schedule."""
 
     def make():
@@ -158,6 +160,7 @@ def check_groups(schedule, chain, *, recompute=False, num_layers=NUM_LAYERS, **c
         stages=stages,
         schedule=Schedule.from_group_codes(group_orders(schedule, stages, MICROBATCHES)),
         planner="test",
+        shard_optimizer=shards,
     )
     ratios = [
         held_bytes / predicted_bytes
@@ -188,6 +191,11 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_memory_of_groups(name):
     check_groups(*CHAINS[name], gradient_buckets=3)
+
+
+@pytest.mark.full
+def test_memory_of_sharded_optimizers():
+    check_groups(*CHAINS["two pairs"], shards=True)
 
 
 @pytest.mark.full
