@@ -173,6 +173,7 @@ class _ChainSearch:
             known,
             max_positions=self.max_positions,
             is_split=bool(self.options.split_backward),
+            limits=problem.limits,
         )
         problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
         found = _core.search_chains(
