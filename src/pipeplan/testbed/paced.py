@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import TAGS_PER_MESSAGE
+from pipeplan.runtime.exchange.lanes import TAGS_PER_MESSAGE
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG
 from pipeplan.runtime.exchange.transports import GlooTransport, Transport
 from pipeplan.runtime.replica_setup import ReplicaSettings
@@ -172,6 +172,8 @@ class _HandedSend:
 
 class NotingTransport(GlooTransport):
     """Gloo beside the computation, with the moments at which messages arrive."""
+
+    carries_notes = False  # an iteration of the cost model ends on all ranks before the next begins
 
     def __init__(
         self, clock: DeviceClock, latency_s: tuple[float, ...], num_microbatches: int

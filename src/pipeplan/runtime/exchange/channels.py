@@ -31,59 +31,19 @@ from pipeplan.runtime.exchange.contents import (
     Contents,
     decode,
     encode_header,
+    noted_header,
     read_header,
 )
 from pipeplan.runtime.exchange.forecasts import LaneForecasts
 from pipeplan.runtime.exchange.joining import Received, join, require_agreement
+from pipeplan.runtime.exchange.lanes import AHEAD, HEADER, LATE, TEXT, Lane
 from pipeplan.runtime.exchange.packing import Packing
+from pipeplan.runtime.exchange.riding import Ride
 from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["TAGS_PER_MESSAGE", "Inbox", "Lane", "Outbox"]
-
-NUM_PARTS = 4
-HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
-"""The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
-tensors, or filler, whose receives were posted before the header came."""
-TAGS_PER_MESSAGE = 2 * NUM_PARTS
-"""One for each part and direction; so the rest of a tag tells these two. What is in front of the
-rest tells microbatch and channel: two ranks may have several channels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One direction of a channel, as one rank uses it for batches of one size."""
-
-    channel: int
-    kind: Kind
-    runs_of: Sequence[Sequence[RowRun]]
-    """By microbatch, which rows the other ranks send or get."""
-    order: Sequence[int]
-    """The microbatches that have rows, in the order of the sender."""
-    position_of: dict[int, int]
-    """The position of each microbatch in this order."""
-    header_tags: tuple[int, ...]
-    """The tag of each microbatch's header."""
-
-    @classmethod
-    def of(
-        cls, channel: int, kind: Kind, runs_of: Sequence[Sequence[RowRun]], order: Sequence[int]
-    ) -> "Lane":
-        """The lane whose sender has this order of all microbatches."""
-        used = [microbatch for microbatch in order if runs_of[microbatch]]
-        position_of = {microbatch: position for position, microbatch in enumerate(used)}
-        first = channel * len(runs_of)
-        tags = tuple(_tag(first + microbatch, HEADER, kind) for microbatch in range(len(runs_of)))
-        return cls(channel, kind, runs_of, used, position_of, tags)
-
-    def tag(self, microbatch: int, part: int) -> int:
-        """A number that tells apart what two ranks exchange in a step."""
-        return _tag(self.channel * len(self.runs_of) + microbatch, part, self.kind)
-
-
-def _tag(message: int, part: int, kind: Kind) -> int:
-    return TAGS_PER_MESSAGE * message + 2 * part + (kind is Kind.BACKWARD)
+__all__ = ["Inbox", "Outbox"]
 
 
 @dataclass(slots=True)
@@ -114,9 +74,18 @@ class Inbox:
     """Receives what arrives over one lane during one step."""
 
     def __init__(
-        self, transport: Transport, lane: Lane, receive_ahead: int, forecasts: LaneForecasts
+        self,
+        transport: Transport,
+        lane: Lane,
+        receive_ahead: int,
+        forecasts: LaneForecasts,
+        ride: Ride | None = None,
     ) -> None:
+        """`ride` is what rides with these messages; its opening is the first of them."""
         self._transport, self._lane, self._forecasts = transport, lane, forecasts
+        self._ride, self._opening = ride, None
+        if ride is not None and lane.kind is Kind.FORWARD:
+            self._opening = ride.opening
         self._order, self._position_of = lane.order, lane.position_of
         self._receive_ahead = receive_ahead
         self._num_posted = self._num_opened = 0
@@ -145,6 +114,8 @@ class Inbox:
             self._open(self._order[self._num_opened])
             self._num_opened += 1
         parts = self._parts_of.pop(microbatch)
+        if self._ride is not None and microbatch == self._order[-1]:
+            self._ride.take_sums(parts[0].memory, self._lane.kind)
         if len(parts) == 1:
             return self._take_part(parts[0])
         received = [self._take_part(part) for part in parts]
@@ -168,10 +139,14 @@ class Inbox:
             if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
                 ahead, packing = forecast.contents, forecast.packing
                 has_separate = has_separate or packing is None
-            memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
             dtype = torch.uint8 if packing is None else packing.dtype
-            buffer = torch.frombuffer(memory, dtype=dtype)
-            work = self._transport.receive_header(buffer, run.rank, tag)
+            if self._opening is not None and not self._num_posted:  # its receive is posted
+                memory, work = self._opening.memory, self._opening.work
+                buffer = self._opening.buffer.view(dtype)
+            else:
+                memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
+                buffer = torch.frombuffer(memory, dtype=dtype)
+                work = self._transport.receive_header(buffer, run.rank, tag)
             parts.append(_Incoming(run, ahead, packing, memory, buffer, work))
         self._parts_of[microbatch] = parts
         if has_separate:
@@ -184,6 +159,8 @@ class Inbox:
         late = []
         for part in parts:
             part.header_work.wait()
+            if self._opening is not None and self._ride is not None and not self._num_opened:
+                self._ride.take_notice(part.memory)  # before anything is made of the rest
             if part.packing is not None and not part.memory[0]:
                 part.contents, part.pieces = part.ahead, part.packing.unpack(part.buffer)
                 continue
@@ -260,16 +237,21 @@ class Outbox:
         lane: Lane,
         choose_sends: Callable[[int], PendingSends],
         forecasts: LaneForecasts,
+        ride: Ride | None = None,
     ) -> None:
         """`choose_sends` gets the bytes of the first message."""
         self._transport, self._lane, self._forecasts = transport, lane, forecasts
-        self._choose_sends = choose_sends
+        self._choose_sends, self._ride = choose_sends, ride
         self._pending: PendingSends | None = None
 
     def send(self, microbatch: int, tensors: Sequence[torch.Tensor], contents: Contents) -> None:
         """Start to send its rows to each replica on the other side."""
-        runs = self._lane.runs_of[microbatch]
-        if len(runs) == 1 and self._send_as_forecast(microbatch, runs[0].rank, tensors, contents):
+        runs, note = self._lane.runs_of[microbatch], None
+        if self._ride is not None:
+            note = self._note(self._ride, microbatch)
+        if len(runs) == 1 and self._send_as_forecast(
+            microbatch, runs[0].rank, tensors, contents, note
+        ):
             return
         dense = [_dense(tensor) for tensor in tensors]
         works, kept = Works(), []
@@ -277,8 +259,16 @@ class Outbox:
             pieces = dense
             if len(runs) > 1:
                 pieces = [tensor[run.start : run.stop] for tensor in dense]
-            kept += self._send_one(microbatch, run, pieces, contents, works)
+            kept += self._send_one(microbatch, run, pieces, contents, works, note)
         self._keep(microbatch, kept, works, tensors)
+
+    def _note(self, ride: Ride, microbatch: int) -> bytes | None:
+        """What rides with the message of a microbatch."""
+        order = self._lane.order
+        is_last = microbatch == order[-1]
+        if self._lane.kind is Kind.BACKWARD:
+            return ride.note_gradients(is_last=is_last)
+        return ride.note_output(is_first=microbatch == order[0], is_last=is_last)
 
     def _keep(
         self,
@@ -292,7 +282,12 @@ class Outbox:
         self._pending.keep(microbatch, kept, works)
 
     def _send_as_forecast(
-        self, microbatch: int, rank: int, tensors: Sequence[torch.Tensor], contents: Contents
+        self,
+        microbatch: int,
+        rank: int,
+        tensors: Sequence[torch.Tensor],
+        contents: Contents,
+        note: bytes | None,
     ) -> bool:
         """Send what both ends expect, in one piece; False if that is not possible.
 
@@ -307,7 +302,8 @@ class Outbox:
             or not self._transport.posts_ahead
         ):
             return False
-        buffer = forecast.packing.pack([_dense(tensor) for tensor in tensors], AS_FORECAST)
+        header = AS_FORECAST if note is None else noted_header(note)
+        buffer = forecast.packing.pack([_dense(tensor) for tensor in tensors], header)
         tag = self._lane.header_tags[microbatch]
         work = self._transport.send_header(buffer, rank, tag)
         self._keep(microbatch, [buffer], Works([work]), tensors)
@@ -320,17 +316,19 @@ class Outbox:
         pieces: list[torch.Tensor],
         contents: Contents,
         works: Works,
+        note: bytes | None,
     ) -> list[torch.Tensor]:
         """Send to one replica; returns the tensors that have to be kept."""
         slot = (microbatch, run.rank)
         forecast = self._forecasts.get(slot)
-        header, text = AS_FORECAST, None
+        header, text = AS_FORECAST if note is None else noted_header(note), None
         ahead = packing = None
         if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
             ahead, packing = forecast.contents, forecast.packing
-        if forecast is None or forecast.contents != contents:
-            header, text = encode_header(contents)
-        if forecast is None or not forecast.is_stable or header is not AS_FORECAST:
+        is_expected = forecast is not None and forecast.contents == contents
+        if not is_expected:
+            header, text = encode_header(contents, note or b"")
+        if forecast is None or not forecast.is_stable or not is_expected:
             self._forecasts.note(slot, contents, run.stop - run.start)
         is_right = ahead is not None and contents.has_layout_of(ahead)
         if packing is not None:

@@ -3,8 +3,8 @@
 A message has a fixed cost, about that of copying 100 kB. So copying small tensors behind their
 header is cheaper than sending the header by itself::
 
-    tensors of one type      | header 256 B | tensor 0 | tensor 1 |                elements
-    of several types         | header 256 B | tensor 0 | pad | tensor 1 | pad |    bytes
+    tensors of one type      | header 384 B | tensor 0 | tensor 1 |                elements
+    of several types         | header 384 B | tensor 0 | pad | tensor 1 | pad |    bytes
 """
 
 import math
