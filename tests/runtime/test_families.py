@@ -307,6 +307,24 @@ def scene_accumulation_clipping_and_half_precision(rank, folder):
             torch.testing.assert_close(parameter.grad, known[name].grad, **tolerance)
 
 
+def scene_all_reduces_in_parts_start_inside_the_last_weight_half(rank, folder):
+    names = [str(i) for i in range(8)]
+    alone = seeded(lambda: make_mlp(8).double())
+    data = [tensor.double() for tensor in batch_of(0)]
+    mlp_loss(alone(data[0]), data[1]).backward()
+    known = dict(alone.named_parameters())
+    model = seeded(lambda: make_mlp(8).double())
+    plan = v_plan(names, gradient_buckets=3)
+    with Pipeline(plan, model, mlp_loss, torch.optim.SGD) as pipeline:
+        pipeline.step(*data)
+        for name, parameter in pipeline.model.named_parameters():
+            torch.testing.assert_close(parameter.grad, known[name].grad, rtol=1e-10, atol=1e-12)
+        reducer = pipeline._replica.reducer
+        num_parts = len(reducer._buckets)
+        assert reducer.started_inside == num_parts
+        assert 2 * 2 <= num_parts <= 2 * 3 if rank < 2 else not num_parts
+
+
 class Counting(TinyLanguageModel):
     """Counts its forwards, outside of its layers."""
 

@@ -299,3 +299,33 @@ def test_sparse_gradients_are_summed(other):
             table(torch.tensor([0, 2, 2])).sum().backward()
         reducer.finish()
     assert table.weight.grad.layout is torch.strided
+
+
+def test_a_plans_parts_are_about_equal_and_no_more_than_it_says(other):
+    parameters = make_parameters(1, 9, 3, 3, 5, 3)  # from behind: 3 5 3 | 3 | 9 1, of 24
+    reducer = GradientReducer(
+        parameters, [Reduction(parameters=parameters, group=0, num_parts=3)], 4.0
+    )
+    reducer.begin()
+    assert reducer.sizes_left(0) == [4 * (8 + 1 + 2), 4 * (6 + 1 + 2), 4 * (10 + 1 + 2)]
+    reducer.finish()
+    assert [numel for _, numel in other.started] == [8 + 2, 6 + 2, 10 + 2]
+
+
+def test_the_second_half_of_a_backward_waits_for_its_own_weights_alone(other):
+    early, late, unused = parameters = make_parameters(1, 1, 1)
+    reductions = [Reduction(parameters=[p], group=i) for i, p in enumerate([unused, late, early])]
+    reducer = GradientReducer(parameters, reductions)
+    for step in range(2):
+        reducer.begin()
+        for microbatch in range(2):
+            is_last = microbatch == 1
+            reducer.begin_backward(is_last=False)
+            backward(early)  # in the first half
+            reducer.begin_backward(is_last=is_last, rest=[late])
+            if is_last:
+                assert [group for group, _ in other.started[3 * step :]] == [0]
+            backward(late)
+        assert [group for group, _ in other.started[3 * step :]] == [0, 1, 2]
+        reducer.finish()
+        assert (early.grad.item(), late.grad.item(), unused.grad) == (4.0, 4.0, None)

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 from pipeplan.pipeline import Kind  # noqa: E402
 from pipeplan.runtime.exchange.transports import GlooTransport  # noqa: E402
-from pipeplan.testbed.paced import DeviceClock, NotingTransport  # noqa: E402
+from pipeplan.testbed import paced  # noqa: E402
+from pipeplan.testbed.paced import DeviceClock, NotingTransport, PacedReducer  # noqa: E402
 
 LIMIT_S = 30.0
 
@@ -66,3 +67,59 @@ def test_an_error_of_a_send_is_raised_by_its_wait(transport):
     transport.begin.set()
     with pytest.raises(RuntimeError, match="the connection is closed"):
         work.wait()
+
+
+class Summing:
+    """A reducer of three all-reduces that end with stage 4; notes when they start."""
+
+    def __init__(self):
+        self.started_s, self.sizes = [], {4: [100, 200, 100]}
+        self.starts_inside = True
+
+    def begin_backward(self, **told):
+        self.told = told
+
+    def sizes_left(self, stage):
+        return self.sizes[stage]
+
+    def start_one(self):
+        self.started_s.append(time.perf_counter())
+
+
+def test_parts_of_gradients_start_inside_the_last_backward_but_for_the_last_of_them():
+    summing = Summing()
+    reducer = PacedReducer(summing, 0.0)
+    assert not summing.starts_inside  # real gradients are there much too early
+    start_s = time.perf_counter()
+    reducer.begin_backward(is_last=False, stage=4, rest=None)
+    reducer.start_parts(start_s, 0.08)
+    assert summing.started_s == []
+    reducer.begin_backward(is_last=True, stage=4, rest=None)
+    assert summing.told == {"is_last": True, "stage": 4, "rest": None}
+    reducer.start_parts(start_s, 0.08)
+    first_s, second_s = summing.started_s
+    assert start_s + 0.02 <= first_s < second_s
+    assert start_s + 0.06 <= second_s
+
+
+def test_all_reduces_run_one_at_a_time(monkeypatch):
+    under_way, most = [], []
+
+    class Sum:
+        def __init__(self):
+            under_way.append(self)
+            most.append(len(under_way))
+
+        def wait(self):
+            time.sleep(0.001)
+            if self in under_way:
+                under_way.remove(self)
+
+    monkeypatch.setattr(paced, "start_sum", lambda tensor, group: Sum())
+    summing = Summing()
+    PacedReducer(summing, 0.001)
+    works = [summing.start_sum(torch.zeros(1), None) for _ in range(5)]
+    for work in works:
+        work.wait()
+    assert most == [1] * 5
+    assert not under_way

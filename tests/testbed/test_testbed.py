@@ -22,6 +22,7 @@ from pipeplan.errors import InputError, RuntimeMismatchError
 from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.replaying import simulate
 from pipeplan.schedules import SCHEDULES
 from pipeplan.testbed.abilities import find_abilities
 from pipeplan.testbed.orders import Way
@@ -123,9 +124,23 @@ def test_several_stages_a_device_and_split_backwards(testbed, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ran = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
     assert len(ran) == 3 * len(orders[0])  # three devices with two stages each
-    cut = replace(plan, stages=(replace(stages[0], gradient_buckets=2), *stages[1:]))
-    with pytest.raises(InputError, match=r"stages\[0\].gradient_buckets: the testbed sums"):
-        testbed.measure(cut)
+
+
+def test_gradients_are_summed_in_parts_while_they_are_computed(testbed):
+    """All-reduces of 20 ms, beside last blocks of 20 ms. In four parts, three quarters hide."""
+    layer = LayerProfile(
+        name="a", forward_ms=20, backward_ms=40, output_bytes=1e4, parameter_bytes=10e6
+    )
+    model = ModelProfile(name="parts", microbatch_size=4, layers=(layer, replace(layer, name="b")))
+    stages = tuple(
+        Stage(layers=range(n, n + 1), devices=(2 * n, 2 * n + 1), gradient_buckets=4)
+        for n in range(2)
+    )
+    plan = replace(make_plan(stages, flat_cluster(4, 0.5)), model=model)
+    measured = testbed.measure(plan, num_iterations=3, time_factor=1.0)
+    require_plausible(measured)
+    whole = replace(plan, stages=tuple(replace(stage, gradient_buckets=1) for stage in stages))
+    assert simulate(whole).iteration_ms - measured.predicted_ms == pytest.approx(15.0)
 
 
 def test_the_command(testbed, capfd, tmp_path):

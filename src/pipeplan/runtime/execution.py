@@ -14,15 +14,15 @@ first forward, and afterwards those that they had before the second. So nothing 
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.kept_microbatches import Kept, known_roots, roots_of, run_whole
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all
@@ -33,7 +33,6 @@ from pipeplan.splitting.split_backward import (
     SavedBoxes,
     WeightHalf,
     run_input_half,
-    take_gradients,
 )
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
@@ -41,26 +40,6 @@ from pipeplan.splitting.torch_private import count_changes
 __all__ = ["StageRunner"]
 
 NOTHING = contextlib.nullcontext()
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What the backward of a microbatch needs."""
-
-    carried: list[torch.Tensor]
-    roots: list[GradientEdge | None]
-    """Where the backward of each output begins; empty with recomputation. These are edges of the
-    graph, not the outputs: outputs are freed once they are sent. None has no gradient."""
-    grad_outputs: list[torch.Tensor | None] | None
-    """The gradient of the loss, on the last stage; None elsewhere."""
-    call: Any
-    seed: int
-    extra_roots: list[GradientEdge]
-    """Where the backward of losses that layers added begins; empty with recomputation."""
-    extra_scale: float
-    """The gradient of each of these losses."""
-    state: ModuleState | None
-    """What the modules remembered in front of the forward; None without recomputation."""
 
 
 class StageRunner:
@@ -82,7 +61,7 @@ class StageRunner:
         self._recompute, self._amp_dtype = recompute, amp_dtype
         self._loss = loss
         self._where = f"layers {module.layers_text}"
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, Kept] = {}
         self._halves: dict[int, WeightHalf] = {}
         """What the weights' gradients of a microbatch need."""
         self._boxes = SavedBoxes() if splits else None
@@ -168,10 +147,10 @@ class StageRunner:
         tensors, shape = take_tensors(output, self._where)
         extra = self._take_extra(row_share)
         if not self._evaluates:
-            roots = [] if self._recompute else _roots(tensors)
+            roots = [] if self._recompute else roots_of(tensors)
             again = call if self._recompute else None
             scale = row_share * gradient_scale
-            self._kept[microbatch] = _Kept(carried, roots, None, again, seed, extra, scale, state)
+            self._kept[microbatch] = Kept(carried, roots, None, again, seed, extra, scale, state)
         return tensors, shape
 
     def forward_last(
@@ -197,13 +176,11 @@ class StageRunner:
             self._learn_changes(state)
         extra = self._take_extra(row_share)
         if not self._evaluates:
-            roots = [] if self._recompute else _roots([loss])
+            roots = [] if self._recompute else roots_of([loss])
             again = call if self._recompute else None
             first = torch.full_like(loss, share * gradient_scale if share else 1.0)
             scale = row_share * gradient_scale
-            self._kept[microbatch] = _Kept(
-                carried, roots, [first], again, seed, extra, scale, state
-            )
+            self._kept[microbatch] = Kept(carried, roots, [first], again, seed, extra, scale, state)
         return stats
 
     def have_gradient(self, tensors: list[torch.Tensor]) -> list[bool]:
@@ -222,8 +199,7 @@ class StageRunner:
 
         None is the gradient of a tensor that has no influence on the loss.
         """
-        kept, roots = self._take_roots(microbatch, grad_outputs)
-        return _run_whole(kept, roots)
+        return run_whole(*self._take_roots(microbatch, grad_outputs))
 
     def backward_input(
         self, microbatch: int, grad_outputs: list[torch.Tensor | None]
@@ -232,10 +208,14 @@ class StageRunner:
         kept, roots = self._take_roots(microbatch, grad_outputs)
         if self._boxes is None or self._boxes.meets_checkpoints:
             self._halves[microbatch] = WeightHalf()
-            return _run_whole(kept, roots)
+            return run_whole(kept, roots)
         gradients, half = run_input_half(roots, kept.carried, self._boxes)
         self._halves[microbatch] = half
         return gradients
+
+    def weights_left(self, microbatch: int) -> list[torch.Tensor]:
+        """The weights to whose gradients `backward_weight` will add."""
+        return self._halves[microbatch].weights
 
     def backward_weight(self, microbatch: int) -> None:
         """Add the gradients of weights, after `backward_input`."""
@@ -243,7 +223,7 @@ class StageRunner:
 
     def _take_roots(
         self, microbatch: int, grad_outputs: list[torch.Tensor | None]
-    ) -> tuple[_Kept, list[Root]]:
+    ) -> tuple[Kept, list[Root]]:
         """Where the backward of a microbatch begins; with recomputation, runs its forward again."""
         kept = self._kept.pop(microbatch)
         roots, extra = kept.roots, kept.extra_roots
@@ -253,7 +233,7 @@ class StageRunner:
             self._runs_again = True
             roots = self._forward_again(kept)
             self._runs_again = False
-            extra = _known_roots(self._extra)
+            extra = known_roots(self._extra)
             self._extra = []
             now.put_back()
         pairs = zip(roots, kept.grad_outputs or grad_outputs, strict=True)
@@ -297,16 +277,16 @@ class StageRunner:
             (loss.detach().double() * row_share for loss in self._extra),
             start=torch.zeros((), dtype=torch.float64, device=self._device),
         )
-        extra = [] if self._recompute or self._evaluates else _known_roots(self._extra)
+        extra = [] if self._recompute or self._evaluates else known_roots(self._extra)
         self._extra = []
         return extra
 
-    def _forward_again(self, kept: _Kept) -> list[GradientEdge | None]:
+    def _forward_again(self, kept: Kept) -> list[GradientEdge | None]:
         with self._saving():
             if kept.grad_outputs is not None:
-                return _roots([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
+                return roots_of([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
             output = self._run(kept.carried, kept.call, kept.seed)
-        return _roots(take_tensors(output, self._where)[0])
+        return roots_of(take_tensors(output, self._where)[0])
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         """The output of the layers.
@@ -383,17 +363,3 @@ class StageRunner:
         if self._amp_dtype is None:
             return NOTHING
         return torch.autocast(self._device.type, dtype=self._amp_dtype)
-
-
-def _run_whole(kept: _Kept, roots: list[Root]) -> list[torch.Tensor | None]:
-    if roots:
-        torch.autograd.backward([root for root, _ in roots], [grad for _, grad in roots])
-    return take_gradients(kept.carried)
-
-
-def _roots(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:
-    return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
-
-
-def _known_roots(tensors: list[torch.Tensor]) -> list[GradientEdge]:
-    return [root for root in _roots(tensors) if root is not None]

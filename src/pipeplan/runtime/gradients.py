@@ -13,6 +13,8 @@ separate buckets. One all-reduce is enough for that: replicas need not be summed
 
 A rank with several stages starts the buckets of each stage as its gradients are done, in the order
 in which the plan ends them. A bucket that several of its stages add to waits for the last of them.
+The second half of a split backward says which weights it will add to. So a bucket does not wait for
+weights that the first half has done.
 
 A re-entrant activation checkpoint runs backwards inside of a backward. Then the gradient of a
 weight that is used twice arrives in several parts, and a full bucket need not be complete. Once
@@ -28,9 +30,9 @@ Reference:
     Differs: counts and sample are part of the bucket, instead of a separate all-reduce.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +40,9 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.gradient_parts import Bucket, Reduction, make_buckets
 
-__all__ = ["GradientReducer", "Reduction"]
+__all__ = ["GradientReducer", "Reduction", "start_sum"]
 
 BUCKET_BYTES = 25e6
 MOST_VALUES = 1024
@@ -48,42 +51,6 @@ FROZEN = 4096.0
 """The count of a parameter that a rank has frozen; a power of 2, so that sums are exact."""
 DRIFT = 1e-3
 """Replicas on devices of different kinds drift apart by rounding; this is much more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """Parameters whose gradients are summed over a group of ranks."""
-
-    parameters: Sequence[nn.Parameter]
-    group: Any
-    stages: frozenset[int] = frozenset({0})
-    """The stages of this rank that add to these gradients."""
-    bucket_bytes: float | None = None
-    """The bytes in one all-reduce, if they are other than usual."""
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Gradients that are reduced together; they are views of one flat tensor."""
-
-    parameters: list[nn.Parameter]
-    group: Any
-    flat: torch.Tensor
-    views: list[torch.Tensor]
-    stages: frozenset[int]
-    num_backwards: int = 0
-    """Backwards of its stages that have begun in this step."""
-    is_final: bool = False
-    """Whether the backward that runs is the last one that adds to it."""
-    num_missing: int = 0
-    """Gradients that the last backward has still to compute."""
-    used: set[int] = field(default_factory=set)
-    """Indices of parameters that got a gradient on this rank."""
-    num_arrivals: list[int] = field(default_factory=list)
-    """How often the gradient of each parameter has arrived in this step."""
-    work: Any = None
-    sample: torch.Tensor | None = None
-    """The size of a few values of one parameter on this rank, in this step."""
 
 
 class GradientReducer:
@@ -97,7 +64,7 @@ class GradientReducer:
     ) -> None:
         self.parameters = list(parameters)
         self._buckets = [
-            bucket for reduction in reductions for bucket in _buckets(reduction, bucket_bytes)
+            bucket for reduction in reductions for bucket in make_buckets(reduction, bucket_bytes)
         ]
         self._is_last = self._comes_in_parts = False
         self._num_started = self._num_sums = 0
@@ -109,6 +76,8 @@ class GradientReducer:
         """Stages whose gradients are done in this step."""
         self.starts_inside = True
         """Whether full buckets start inside the last backward, or all of them behind it."""
+        self.start_sum = start_sum
+        """Starts to sum a tensor over a group."""
         self.started_inside = 0
         """How many all-reduces the last step started inside its last backward."""
         self._hooks = [
@@ -136,13 +105,16 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.used.clear()
 
-    def begin_backward(self, *, is_last: bool, stage: int = 0, is_rest: bool = False) -> None:
+    def begin_backward(
+        self, *, is_last: bool, stage: int = 0, rest: Sequence[torch.Tensor] | None = None
+    ) -> None:
         """Say that a backward begins; in the last one of a stage, its full buckets may start.
 
-        `is_rest` says that it is the second half of one that has begun before.
+        `rest` are the weights of the second half of one that has begun before. The gradients of all
+        others are there already. None stands for a first half, or a whole one.
         """
         self._is_last = False
-        if not is_rest:
+        if rest is None:
             self._num_backwards[stage] += 1
             for bucket in self._buckets:
                 if stage in bucket.stages:
@@ -150,13 +122,27 @@ class GradientReducer:
         if self._num_backwards[stage] > 1:
             self._has_seen_backward.add(stage)
         if is_last and stage in self._has_seen_backward:
-            self.expect_last(stage)
+            self.expect_last(stage, rest)
 
-    def expect_last(self, stage: int = 0) -> None:
+    def expect_last(self, stage: int = 0, rest: Sequence[torch.Tensor] | None = None) -> None:
         """Say that the next backward is the last of its stage in this step: buckets may start."""
         self._is_last = self.starts_inside and not self._comes_in_parts
+        left: Collection[int] | None = None if rest is None else {id(weight) for weight in rest}
         for bucket in self._buckets:
             bucket.is_final = stage in bucket.stages and bucket.stages <= {*self._ended, stage}
+            if bucket.is_final and left is not None:
+                bucket.num_missing = sum(id(weight) in left for weight in bucket.parameters)
+        if self._is_last and left is not None:
+            self._start_full()
+
+    def sizes_left(self, stage: int) -> list[int]:
+        """The bytes of each all-reduce that can start when the gradients of this stage are done."""
+        ended = {*self._ended, stage}
+        waiting = self._buckets[self._num_started :]
+        return [
+            bucket.flat.nbytes
+            for bucket in itertools.takewhile(lambda bucket: bucket.stages <= ended, waiting)
+        ]
 
     def end_stage(self, stage: int) -> None:
         """Say that the gradients of a stage are done: start its all-reduces."""
@@ -167,13 +153,13 @@ class GradientReducer:
             self._num_started < len(self._buckets)
             and self._buckets[self._num_started].stages <= self._ended
         ):
-            self._start_one()
+            self.start_one()
 
     def start_rest(self) -> None:
         """Start the all-reduces that have not started yet."""
         self._has_seen_backward.update(*(bucket.stages for bucket in self._buckets))
         while self._num_started < len(self._buckets):
-            self._start_one()
+            self.start_one()
 
     def finish(self) -> None:
         """Start the remaining all-reduces, wait for all, and drop gradients that no rank has."""
@@ -192,7 +178,7 @@ class GradientReducer:
                     parameter.grad = bucket.views[index] if is_there else None
         self._num_sums += 1
 
-    def _require_equal_values(self, bucket: _Bucket) -> None:
+    def _require_equal_values(self, bucket: Bucket) -> None:
         """Refuse a parameter that has other values on other ranks. A GPU is not waited for."""
         if bucket.sample is None:
             return
@@ -207,7 +193,7 @@ class GradientReducer:
                 " use pipeline.load or load_weights"
             )
 
-    def _require_frozen_everywhere(self, bucket: _Bucket, index: int, count: float) -> None:
+    def _require_frozen_everywhere(self, bucket: Bucket, index: int, count: float) -> None:
         """Refuse a parameter that is frozen on some ranks, and trained on others."""
         if count != FROZEN * dist.get_world_size(bucket.group):
             shape = tuple(bucket.parameters[index].shape)
@@ -216,7 +202,7 @@ class GradientReducer:
                 " all; set requires_grad alike on every rank"
             )
 
-    def _sampled(self, bucket: _Bucket) -> nn.Parameter:
+    def _sampled(self, bucket: Bucket) -> nn.Parameter:
         """The parameter whose values are compared in this step."""
         return bucket.parameters[self._num_sums % len(bucket.parameters)]
 
@@ -225,7 +211,7 @@ class GradientReducer:
         for hook in self._hooks:
             hook.remove()
 
-    def _make_hook(self, bucket: _Bucket, index: int) -> Any:
+    def _make_hook(self, bucket: Bucket, index: int) -> Any:
         def arrived(parameter: torch.Tensor) -> None:
             bucket.used.add(index)
             if bucket.num_arrivals:
@@ -239,16 +225,20 @@ class GradientReducer:
                 parameter.grad = view
             if self._is_last and bucket.is_final:
                 bucket.num_missing -= 1
-                while (
-                    self._num_started < len(self._buckets)
-                    and self._buckets[self._num_started].num_missing <= 0
-                ):
-                    self._start_one()
-                    self.started_inside += 1
+                self._start_full()
 
         return arrived
 
-    def _count(self, bucket: _Bucket, index: int) -> None:
+    def _start_full(self) -> None:
+        """Start the all-reduces whose gradients are all there, in their order."""
+        while (
+            self._num_started < len(self._buckets)
+            and self._buckets[self._num_started].num_missing <= 0
+        ):
+            self.start_one()
+            self.started_inside += 1
+
+    def _count(self, bucket: Bucket, index: int) -> None:
         """Notice gradients that arrive in parts."""
         bucket.num_arrivals[index] += 1
         if bucket.num_backwards and bucket.num_arrivals[index] > bucket.num_backwards:
@@ -259,7 +249,8 @@ class GradientReducer:
                     " torch.utils.checkpoint with use_reentrant=False"
                 )
 
-    def _start_one(self) -> None:
+    def start_one(self) -> None:
+        """Start the next all-reduce; its gradients are there."""
         bucket = self._buckets[self._num_started]
         self._num_started += 1
         counts = bucket.flat[-len(bucket.parameters) :]
@@ -277,42 +268,9 @@ class GradientReducer:
             stride = max(1, values.numel() // MOST_VALUES)
             bucket.sample = values[self._num_sums % stride :: stride].norm()
             bucket.flat[-1 - len(bucket.parameters)] = bucket.sample
-        bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+        bucket.work = self.start_sum(bucket.flat, bucket.group)
 
 
-def _buckets(reduction: Reduction, bucket_bytes: float) -> list[_Bucket]:
-    buckets: list[list[nn.Parameter]] = []
-    size_bytes = 0.0
-    if reduction.bucket_bytes is not None:
-        bucket_bytes = reduction.bucket_bytes
-    for parameter in reversed(list(reduction.parameters)):
-        num_bytes = parameter.numel() * parameter.element_size()
-        fits = buckets and size_bytes + num_bytes <= bucket_bytes
-        if not fits or _kind(buckets[-1][0]) != _kind(parameter):
-            buckets.append([])
-            size_bytes = 0.0
-        buckets[-1].append(parameter)
-        size_bytes += num_bytes
-    return [_bucket(parameters, reduction) for parameters in buckets]
-
-
-def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
-    return parameter.dtype, parameter.device
-
-
-def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> _Bucket:
-    total = sum(parameter.numel() for parameter in parameters)
-    flat = torch.zeros(
-        total + 1 + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
-    )
-    views, start = [], 0
-    for parameter in parameters:
-        views.append(flat[start : start + parameter.numel()].view_as(parameter))
-        start += parameter.numel()
-    return _Bucket(
-        parameters=parameters,
-        group=reduction.group,
-        flat=flat,
-        views=views,
-        stages=reduction.stages,
-    )
+def start_sum(tensor: torch.Tensor, group: Any) -> Any:
+    """Start to sum a tensor over a group of ranks; the result can be waited for."""
+    return dist.all_reduce(tensor, group=group, async_op=True)

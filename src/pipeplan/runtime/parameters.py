@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.gradients import Reduction
+from pipeplan.runtime.gradient_parts import Reduction
 
 __all__ = [
     "LOSS_NAME",
@@ -165,12 +165,11 @@ def find_reductions(
             shared = {first_name_of[name]: parameter for name, parameter in named_here.items()}
             parameters = [shared[first_name] for first_name in sorted(shared)]
         most = max(num_buckets[stage] for stage in stages)
-        total_bytes = sum(parameter.nbytes for parameter in parameters)
         reduction = Reduction(
             parameters=parameters,
             group=groups[stages],
             stages=own,
-            bucket_bytes=total_bytes / most if most > 1 else None,
+            num_parts=most,
         )
         end = max(ends[stage] for stage in own)
         found.append(((end, len(stages) > 1, sorted(stages)), reduction))

@@ -166,7 +166,8 @@ class StepBlocks:
         reducer, runner, microbatch = self.replica.reducer, part.part.runner, block.microbatch
         ends = is_last and self.reduces
         is_rest = block.kind is Kind.WEIGHT_GRADIENT
-        reducer.begin_backward(is_last=ends, stage=block.stage, is_rest=is_rest)
+        rest = runner.weights_left(microbatch) if is_rest else None
+        reducer.begin_backward(is_last=ends, stage=block.stage, rest=rest)
         if is_rest:
             runner.backward_weight(microbatch)
         else:

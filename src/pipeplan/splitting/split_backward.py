@@ -177,6 +177,12 @@ class WeightHalf:
         self.junctions, self.roots, self.root_leaves = [], [], []
 
     @property
+    def weights(self) -> list[torch.Tensor]:
+        """The weights whose gradients are left, if a gradient has arrived there."""
+        arrived = [junction for junction in self.junctions if junction.gradients is not None]
+        return [*self.root_leaves, *(leaf for junction in arrived for leaf in junction.leaves)]
+
+    @property
     def gradient_tensors(self) -> list[torch.Tensor]:
         """The gradients that are kept until W."""
         return [

@@ -86,14 +86,8 @@ def _require_measurable(plan: Plan) -> None:
     """Refuse what the emulated model does not do.
 
     Raises:
-        InputError: it sums gradients in several parts, or shares the optimizer out.
+        InputError: it shares the optimizer out.
     """
-    for number, stage in enumerate(plan.stages):
-        if stage.gradient_buckets > 1 and stage.num_replicas > 1:
-            raise InputError(
-                f"stages[{number}].gradient_buckets: the testbed sums a stage's gradients in one"
-                f" piece, not in {stage.gradient_buckets}; measure a plan with gradient_buckets 1"
-            )
     if plan.shard_optimizer:
         raise InputError(
             "shard_optimizer: the runtime keeps the whole optimizer on each replica; measure a plan"

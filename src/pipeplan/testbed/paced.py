@@ -15,6 +15,14 @@ arrived a latency later: not every kernel can delay packets.
 Sends: a thread for each other rank hands tensors to gloo. Gloo copies them into the socket, and the
 kernel passes the first packets on, before it returns: some milliseconds for seven replicas. A card
 does that beside the device's computation.
+
+Gradients: a stage's last block computes them from behind. Those of part j are there when its j-th
+part is over. Then the runtime's own all-reduce of this part starts::
+
+    last block   |  part 1  |  part 2  |  part 3  |
+    all-reduces             |  1  |    |  2  |    |  3  |
+
+A thread takes them one by one. Each begins after its latency.
 """
 
 import contextlib
@@ -34,11 +42,12 @@ from pipeplan.pipeline import Block, Kind, Plan
 from pipeplan.runtime.exchange.lanes import TAGS_PER_MESSAGE
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG
 from pipeplan.runtime.exchange.transports import GlooTransport, Transport
+from pipeplan.runtime.gradients import start_sum
 from pipeplan.runtime.replica_setup import ReplicaSettings
 from pipeplan.runtime.streams import HostStreams
 from pipeplan.runtime.training import Pipeline
 
-__all__ = ["BlockRecord", "DeviceClock", "NotingTransport", "Pace", "PacedPipeline"]
+__all__ = ["BlockRecord", "DeviceClock", "NotingTransport", "Pace", "PacedPipeline", "PacedReducer"]
 
 GRACE_S = 2e-3
 
@@ -65,7 +74,9 @@ class Pace:
     latency_s: tuple[float, ...]
     """From each rank."""
     reduce_latency_s: float
-    """Of the whole all-reduce."""
+    """Of one all-reduce."""
+    again_s: dict[int, float]
+    """How much of a whole backward is recomputation, by stage."""
 
 
 class DeviceClock:
@@ -92,9 +103,9 @@ class DeviceClock:
 
     @contextlib.contextmanager
     def block(self, block: Block, length_s: float) -> Any:
-        """Let what is inside take this long."""
+        """Let what is inside take this long; it is told when the block has begun."""
         start_s = max(self._free_s, self._arrived_s, time.perf_counter() - GRACE_S)
-        yield
+        yield start_s
         end_s = start_s + length_s
         over_s = max(0.0, time.perf_counter() - end_s)
         sleep_until(end_s)
@@ -151,8 +162,8 @@ class _NotedWork:
         sleep_until(self._arrived_s)
 
 
-class _HandedSend:
-    """A send that a thread starts."""
+class _Handed:
+    """A message, or a sum over ranks, that a thread starts."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -166,8 +177,26 @@ class _HandedSend:
             self._work.set_exception(error)
 
     def wait(self) -> None:
-        """Wait until it is sent."""
+        """Wait until it is done."""
         self._work.result().wait()
+
+
+class _Hands:
+    """A thread that starts what it is handed, in this order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Handed] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def take(self, start: Callable[[], Any]) -> _Handed:
+        """Start this when all before it has been started."""
+        handed = _Handed(start)
+        self._queue.put(handed)
+        return handed
+
+    def _run(self) -> None:
+        while True:
+            self._queue.get().run()
 
 
 class NotingTransport(GlooTransport):
@@ -182,21 +211,13 @@ class NotingTransport(GlooTransport):
         self._clock, self._latency_s = clock, latency_s
         self._num_microbatches = num_microbatches
         self._queues: dict[tuple[int, int], queue.SimpleQueue[_NotedWork]] = {}
-        self._sends: dict[int, queue.SimpleQueue[_HandedSend]] = {}
+        self._hands: dict[int, _Hands] = {}
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int, channel: int, kind: Kind) -> Any:
         """Start to send, in the order of these calls."""
-        if rank not in self._sends:
-            self._sends[rank] = queue.SimpleQueue()
-            threading.Thread(target=self._hand, args=(self._sends[rank],), daemon=True).start()
-        handed = _HandedSend(partial(super().send, tensor, rank, tag, channel, kind))
-        self._sends[rank].put(handed)
-        return handed
-
-    def _hand(self, sends: "queue.SimpleQueue[_HandedSend]") -> None:
-        """Start the sends to one rank."""
-        while True:
-            sends.get().run()
+        if rank not in self._hands:
+            self._hands[rank] = _Hands()
+        return self._hands[rank].take(partial(super().send, tensor, rank, tag, channel, kind))
 
     def receive_header(self, header: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to receive into memory of the host."""
@@ -219,18 +240,69 @@ class NotingTransport(GlooTransport):
             works.get().watch()
 
 
+class PacedReducer:
+    """A reducer whose all-reduces begin as the paced gradients are there, each after its latency.
+
+    The last one of a stage is the runtime's own to start, behind the block.
+    """
+
+    def __init__(self, reducer: Any, latency_s: float) -> None:
+        self._reducer, self._latency_s, self._hands = reducer, latency_s, _Hands()
+        self._ending: int | None = None
+        """The stage whose last backward runs."""
+        reducer.starts_inside = False
+        reducer.start_sum = self._start_sum
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def begin_backward(self, *, is_last: bool, stage: int, **more: Any) -> None:
+        """Say that a backward begins."""
+        self._ending = stage if is_last else None
+        self._reducer.begin_backward(is_last=is_last, stage=stage, **more)
+
+    def start_parts(self, start_s: float, length_s: float) -> None:
+        """Start all-reduces while the gradients of a stage's last backward are computed."""
+        if self._ending is None:
+            return
+        sizes, done = self._reducer.sizes_left(self._ending), 0
+        for size in sizes[:-1]:
+            done += size
+            sleep_until(start_s + length_s * done / sum(sizes))
+            self._reducer.start_one()
+
+    def _start_sum(self, tensor: torch.Tensor, group: Any) -> _Handed:
+        return self._hands.take(partial(self._sum, tensor, group))
+
+    def _sum(self, tensor: torch.Tensor, group: Any) -> Any:
+        """Sum over ranks, and return something done: there is one all-reduce at a time."""
+        if self._latency_s:
+            time.sleep(self._latency_s)
+        work = start_sum(tensor, group)
+        work.wait()
+        return work
+
+
 class _PacedRunner:
     """A runner of a stage's blocks that takes its time."""
 
-    def __init__(self, runner: Any, stage: int, clock: DeviceClock, pace: Pace) -> None:
+    def __init__(
+        self, runner: Any, stage: int, clock: DeviceClock, pace: Pace, reducer: PacedReducer
+    ) -> None:
         self._runner, self._stage, self._clock, self._pace = runner, stage, clock, pace
+        self._reducer = reducer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
+    @contextlib.contextmanager
     def _paced(self, kind: Kind, microbatch: int) -> Any:
         length_s = self._pace.lengths_s[self._stage, kind]
-        return self._clock.block(Block(kind, self._stage, microbatch), length_s)
+        with self._clock.block(Block(kind, self._stage, microbatch), length_s) as start_s:
+            yield
+            if kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT):
+                again_s = self._pace.again_s[self._stage] if kind is Kind.BACKWARD else 0.0
+                self._reducer.start_parts(start_s + again_s, length_s - again_s)
 
     def forward(self, step: int, microbatch: int, *args: Any, **kwargs: Any) -> Any:
         """A forward that lasts as long as the profile says."""
@@ -256,22 +328,6 @@ class _PacedRunner:
         """Its second half."""
         with self._paced(Kind.WEIGHT_GRADIENT, microbatch):
             self._runner.backward_weight(microbatch)
-
-
-class _PacedReducer:
-    """A reducer whose all-reduces take their latencies."""
-
-    def __init__(self, reducer: Any, latency_s: float) -> None:
-        self._reducer, self._latency_s = reducer, latency_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def finish(self) -> None:
-        """Wait for all all-reduces."""
-        self._reducer.finish()
-        if self._latency_s:
-            time.sleep(self._latency_s)
 
 
 class PacedPipeline(Pipeline):
@@ -302,18 +358,12 @@ class PacedPipeline(Pipeline):
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         super()._set_up_stage(model, settings)
         assert self._replica is not None  # every rank has a stage
-        self._replica.reducer.starts_inside = False  # in the cost model, behind the last backward
-        self._replica = replace(
-            self._replica,
-            parts=tuple(
-                replace(
-                    part,
-                    runner=cast(Any, _PacedRunner(part.runner, part.stage, self.clock, self._pace)),
-                )
-                for part in self._replica.parts
-            ),
-            reducer=cast(Any, _PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)),
-        )
+        reducer = PacedReducer(self._replica.reducer, self._pace.reduce_latency_s)
+        parts = []
+        for part in self._replica.parts:
+            runner = _PacedRunner(part.runner, part.stage, self.clock, self._pace, reducer)
+            parts.append(replace(part, runner=cast(Any, runner)))
+        self._replica = replace(self._replica, parts=tuple(parts), reducer=cast(Any, reducer))
 
     def step(self, batch: Any, targets: Any = None, *, update: bool = True) -> float:
         """Train on one batch, from a time of the device that begins now."""

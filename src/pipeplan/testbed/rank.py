@@ -120,12 +120,17 @@ def find_pace(order: Order, plan: Plan, topology: Topology, rank: int) -> Pace:
     stage = next(stage for stage in plan.stages if device in stage.devices)
     ranks = [topology.devices.index(other) for other in stage.devices]
     latencies_s = [topology.latency_s[a][b] for a in ranks for b in ranks]
+    lengths_s = {
+        (pace.stage, Kind(kind)): seconds
+        for pace in order.paces[rank]
+        for kind, seconds in pace.seconds.items()
+    }
     return Pace(
-        lengths_s={
-            (pace.stage, Kind(kind)): seconds
-            for pace in order.paces[rank]
-            for kind, seconds in pace.seconds.items()
-        },
+        lengths_s=lengths_s,
         latency_s=tuple(row[rank] for row in topology.latency_s),
         reduce_latency_s=2 * (len(ranks) - 1) * max(latencies_s),
+        again_s={
+            pace.stage: plan.stages[pace.stage].recompute * lengths_s[pace.stage, Kind.FORWARD]
+            for pace in order.paces[rank]
+        },
     )

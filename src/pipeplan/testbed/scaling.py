@@ -102,6 +102,7 @@ def _peak_gb_per_s(plan: Plan, timeline: Timeline | GroupTimeline) -> float:
     for reduce in timeline.all_reduces:
         stage = plan.stages[reduce.stage]
         num_bytes = 2 * (stage.num_replicas - 1) * _parameter_bytes(plan, reduce.stage)
+        num_bytes /= stage.gradient_buckets
         add(reduce.start_ms, reduce.end_ms, num_bytes)
     if not changes:
         return 0.0

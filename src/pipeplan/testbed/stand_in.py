@@ -1,13 +1,15 @@
 """A model whose layers compute nothing, but whose outputs, gradients and parameters have the sizes
 that the profile says.
 
-The last layer of each stage does it all; the layers before it pass their input on. Outputs are
-slices of one buffer, so they cost nothing. A gradient of a parameter is made once a step, by the
-first backward: more would only cost memory traffic that the profile's times contain already.
+The last layer of each stage does it all; the layers before it pass their input on. It has one
+parameter for each part in which gradients are summed. Outputs are slices of one buffer: they cost
+nothing. A gradient of a parameter is made once a step, by the first backward: more would only cost
+memory traffic that the profile's times contain already.
 
 An output whose gradient is smaller travels as two tensors, one of them without a gradient.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -25,10 +27,10 @@ class _Sizes(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, carried: torch.Tensor, weight: torch.Tensor, *buffers: torch.Tensor
+        ctx: Any, carried: torch.Tensor, buffers: list[torch.Tensor], *weights: torch.Tensor
     ) -> Any:
         """Slices of the buffers, with as many rows as the input; the first has a gradient."""
-        ctx.weight, ctx.shape = weight, carried.shape
+        ctx.weights, ctx.shape = weights, carried.shape
         ctx.needs_carried = carried.requires_grad
         outputs = tuple(buffer[: len(carried)] for buffer in buffers)
         ctx.mark_non_differentiable(*outputs[1:])
@@ -36,26 +38,30 @@ class _Sizes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """A gradient of the input's size, and once a step one of the parameter's."""
+        """A gradient of the input's size, and once a step one of each parameter's."""
         carried = torch.empty(ctx.shape) if ctx.needs_carried else None
-        weight = None
-        if ctx.weight.grad is None:
-            weight = torch.zeros(1).expand_as(ctx.weight)
-        return (carried, weight, *[None] * len(gradients))
+        weights = [
+            torch.zeros(1).expand_as(weight) if weight.grad is None else None
+            for weight in ctx.weights
+        ]
+        return (carried, None, *weights)
 
 
 class _LastLayer(nn.Module):
     """The last layer of a stage."""
 
-    def __init__(self, num_parameters: int, columns: list[int], rows: int) -> None:
+    def __init__(self, num_parameters: int, num_parts: int, columns: list[int], rows: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(max(1, num_parameters)))
+        ends = [round(num_parameters * part / num_parts) for part in range(num_parts + 1)]
+        self.weights = nn.ParameterList(
+            torch.empty(max(1, end - start)) for start, end in itertools.pairwise(ends)
+        )
         self._buffers_of_output = [torch.zeros(rows, width) for width in columns]
 
     def forward(self, carried: Any) -> Any:
         """Tensors of the output's sizes."""
         first = carried[0] if isinstance(carried, tuple) else carried
-        outputs = _Sizes.apply(first, self.weight, *self._buffers_of_output)  # type: ignore[no-untyped-call]
+        outputs = _Sizes.apply(first, self._buffers_of_output, *self.weights)  # type: ignore[no-untyped-call]
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -66,8 +72,10 @@ def stand_in_model(plan: Plan) -> nn.Sequential:
         num_bytes = sum(plan.model.layers[layer].parameter_bytes for layer in stage.layers)
         is_last = number == plan.num_stages - 1
         columns = [1] if is_last else _columns(plan, stage)
+        num_parameters = round(num_bytes / FLOAT_BYTES)
+        rows = plan.model.microbatch_size
         modules[stage.layers[-1]] = _LastLayer(
-            round(num_bytes / FLOAT_BYTES), columns, plan.model.microbatch_size
+            num_parameters, stage.gradient_buckets, columns, rows
         )
     return nn.Sequential(*modules)
 
