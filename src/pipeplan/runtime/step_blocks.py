@@ -98,11 +98,13 @@ class StepBlocks:
         """Run these blocks."""
         parts, enter, clock = self.parts, self.watchdog.enter, time.perf_counter
         for stage, part in parts.items():
+            part.part.runner.begin_step()
             part.exchange.expect(arranged.kinds[stage])
         has_marks, wait_s = self.timing.is_needed, clock()
         for block, following, is_last in arranged.turns:
             part = parts[block.stage]
-            enter(State.WAITING, block)
+            if part.exchange.receives(block):
+                enter(State.WAITING, block)
             arrival = part.exchange.take(block)
             if following is not None:
                 parts[following.stage].exchange.post(following)
