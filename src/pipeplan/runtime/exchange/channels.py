@@ -102,15 +102,23 @@ class Inbox:
         self._post_until(self._num_opened + self._receive_ahead)
 
     def _post_until(self, stop: int) -> None:
-        while self._num_posted < stop and self._num_posted < len(self._order):
-            self._post_one(self._order[self._num_posted])
+        order, stop = self._order, min(stop, len(self._order))
+        while self._num_posted < stop:
+            self._post_one(order[self._num_posted])
             self._num_posted += 1
+
+    @property
+    def is_all_posted(self) -> bool:
+        """Whether nothing is left to post in this step."""
+        return self._num_posted == len(self._order)
 
     def take(self, microbatch: int) -> Received:
         """The tensors of a microbatch and their contents; waits until they have arrived."""
-        self.post(microbatch)
+        position = self._position_of[microbatch]
+        if self._num_posted <= position:
+            self.post(microbatch)
         # In the order of the sender: NCCL and texts are matched by order.
-        while self._num_opened <= self._position_of[microbatch]:
+        while self._num_opened <= position:
             self._open(self._order[self._num_opened])
             self._num_opened += 1
         parts = self._parts_of.pop(microbatch)
@@ -303,10 +311,10 @@ class Outbox:
         ):
             return False
         header = AS_FORECAST if note is None else noted_header(note)
-        buffer = forecast.packing.pack([_dense(tensor) for tensor in tensors], header)
+        buffer = forecast.packing.pack(tensors, header)
         tag = self._lane.header_tags[microbatch]
         work = self._transport.send_header(buffer, rank, tag)
-        self._keep(microbatch, [buffer], Works([work]), tensors)
+        self._keep(microbatch, [buffer], Works([work], []), tensors)
         return True
 
     def _send_one(

@@ -95,22 +95,34 @@ def describe(
     Raises:
         RuntimeMismatchError: the first dimension of a tensor is not the number of rows.
     """
-    kinds = []
-    for tensor, has_gradient in zip(tensors, have_gradient, strict=True):
-        shape = tensor.shape
-        if not shape or shape[0] != num_rows:
-            raise RuntimeMismatchError(
-                f"stage {stage}: its last layer returns a tensor of shape"
-                f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
-                " microbatch's rows as its first dimension"
-            )
-        if tensor.layout is not torch.strided:
-            raise RuntimeMismatchError(
-                f"stage {stage}: its last layer returns a tensor of layout {tensor.layout}; only"
-                " dense tensors cross a cut, so call to_dense() in the layer"
-            )
-        kinds.append(TensorKind(shape[1:], tensor.dtype, has_gradient))
+    kinds = [
+        _kind(tensor.shape, tensor.dtype, tensor.layout, has_gradient, num_rows, stage)
+        for tensor, has_gradient in zip(tensors, have_gradient, strict=True)
+    ]
     return _contents(tuple(kinds), _text_of(template))
+
+
+@lru_cache(maxsize=1024)
+def _kind(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    layout: torch.layout,
+    has_gradient: bool,
+    num_rows: int,
+    stage: int,
+) -> TensorKind:
+    if not shape or shape[0] != num_rows:
+        raise RuntimeMismatchError(
+            f"stage {stage}: its last layer returns a tensor of shape"
+            f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
+            " microbatch's rows as its first dimension"
+        )
+    if layout is not torch.strided:
+        raise RuntimeMismatchError(
+            f"stage {stage}: its last layer returns a tensor of layout {layout}; only"
+            " dense tensors cross a cut, so call to_dense() in the layer"
+        )
+    return TensorKind(shape[1:], dtype, has_gradient)
 
 
 @lru_cache(maxsize=1024)

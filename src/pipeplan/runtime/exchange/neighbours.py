@@ -266,13 +266,16 @@ class StepExchange:
         """
         for inbox in self._inboxes:
             inbox.post_ahead()
+            if inbox.is_all_posted:
+                self._inboxes = [each for each in self._inboxes if each is not inbox]
 
     def post(self, block: Block) -> None:
         """Post the receive of the block's input, and a few of both directions behind it."""
         inbox = self._inputs if block.kind is Kind.FORWARD else self._gradients_in
-        if inbox is not None:
+        if inbox in self._inboxes and inbox is not None:
             inbox.post(block.microbatch)
-        self.post_ahead()
+        if self._inboxes:
+            self.post_ahead()
 
     def receives(self, block: Block) -> bool:
         """Whether a message brings the block's input."""
@@ -340,10 +343,10 @@ class StepExchange:
             return
         if self._gradients_out is None:
             return
-        found = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-        tensors, no_gradient = list(found.values()), [False] * len(found)
-        num_rows = self._num_rows[microbatch]
-        contents = describe(tensors, no_gradient, list(found), num_rows, self._channels.stage)
+        indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        tensors = [gradient for gradient in gradients if gradient is not None]
+        num_rows, no_gradient = self._num_rows[microbatch], [False] * len(indices)
+        contents = describe(tensors, no_gradient, indices, num_rows, self._channels.stage)
         self._gradients_out.send(microbatch, tensors, contents)
 
     def finish(self) -> None:
