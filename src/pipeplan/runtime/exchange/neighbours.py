@@ -31,10 +31,11 @@ import torch
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.group_memory import group_memory_parts
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import Inbox, Outbox
 from pipeplan.runtime.exchange.contents import describe, parse_template
 from pipeplan.runtime.exchange.forecasts import Forecasts
+from pipeplan.runtime.exchange.inbox import Inbox
 from pipeplan.runtime.exchange.lanes import Lane
+from pipeplan.runtime.exchange.outbox import Outbox
 from pipeplan.runtime.exchange.riding import Ride
 from pipeplan.runtime.exchange.row_routing import RowRouting
 from pipeplan.runtime.exchange.sends import LazySends, PendingSends, PolledSends, ThreadedSends

@@ -10,8 +10,8 @@ and metrics go with them::
 
 By its last gradients, a stage has run all of its forwards, so its sums are complete. A rank reads
 the notice before anything else of a step. It may have been given another batch than the stage
-before, with other sizes. So the receive of the first message is large enough for any header and for
-any message that is sent in one piece.
+before, with other sizes, on which gloo would abort. So the receive of the first message is large
+enough for any message that is sent in one piece. The others are posted when the notice has come.
 """
 
 import struct
