@@ -259,7 +259,9 @@ class StageRunner:
             now.put_back()
         pairs = zip(roots, kept.grad_outputs or grad_outputs, strict=True)
         found = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
-        found += [(root, torch.tensor(kept.extra_scale, device=self._device)) for root in extra]
+        if extra:  # autograd makes it the type of each loss
+            scale = torch.tensor(kept.extra_scale, dtype=torch.float64, device=self._device)
+            found += [(root, scale) for root in extra]
         return kept, found
 
     def _roots_of(

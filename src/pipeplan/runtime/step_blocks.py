@@ -1,5 +1,6 @@
 """Runs the blocks of one step on one rank, in the plan's order."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind
 from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.device_timing import DeviceTiming
@@ -159,8 +161,14 @@ class StepBlocks:
         self._add_extra(runner.extra_loss)
 
     def _add_extra(self, loss: torch.Tensor | None) -> None:
-        if loss is not None:
-            self.stats[0] += loss
+        if loss is None:
+            return
+        if math.isnan(self.gradient_scale):
+            raise RuntimeMismatchError(
+                "add_loss: with loss_weight_fn, a loss that layers add counts by the weight of the"
+                " targets when gradients are accumulated; give every rank the targets"
+            )
+        self.stats[0] += loss
 
     def _run_backward(
         self, part: StepPart, block: Block, arrival: Arrival, *, is_last: bool

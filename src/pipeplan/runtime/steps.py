@@ -1,5 +1,6 @@
 """One rank's steps: agree on the batch, run the blocks, sum gradients, update, return the loss."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -193,7 +194,7 @@ class Steps:
         )
         if opening is None or own.rows:
             return own.agreed()
-        opening.work.wait()
+        opening.wait()
         ride.take_notice(opening.memory)
         return Notice(*ride.notice).agreed()
 
@@ -211,9 +212,14 @@ class Steps:
         call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         if replica.needs_inputs:
             call = as_call(mark_rows(batch, rows, "batch"))
-        if self._is_last and targets is not None:
+        counts = self._updater.accumulation.num_batches > 0  # then added losses need it, too
+        if targets is not None and (self._is_last or counts):
             targets = mark_rows(targets, rows, "targets")
-        total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
+        total_weight = 1.0
+        if self._is_last or counts:
+            total_weight = self._loss.total_weight(targets, rows)
+            if not self._is_last and targets is None and self._loss.weight_fn is not None:
+                total_weight = math.nan  # only the last stage knows
         return StepBlocks(
             step=number,
             reduces=agreed.mode is Mode.TRAINING,

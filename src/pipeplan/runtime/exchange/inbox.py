@@ -35,7 +35,7 @@ from pipeplan.runtime.exchange.forecasts import LaneForecasts
 from pipeplan.runtime.exchange.joining import Received, join, require_agreement
 from pipeplan.runtime.exchange.lanes import AHEAD, LATE, TEXT, Lane
 from pipeplan.runtime.exchange.packing import Packing
-from pipeplan.runtime.exchange.riding import Ride
+from pipeplan.runtime.exchange.riding import Opening, Ride
 from pipeplan.runtime.exchange.row_routing import RowRun
 from pipeplan.runtime.exchange.transports import Transport
 
@@ -54,7 +54,7 @@ class _Incoming:
     memory: bytearray
     """That of the buffer: Python reads a byte of it faster than torch does."""
     buffer: torch.Tensor
-    header_work: dist.Work
+    header_work: dist.Work | Opening
     pieces: list[torch.Tensor] = field(default_factory=list)
     works: list[dist.Work] = field(default_factory=list)
     fillers: list[torch.Tensor] = field(default_factory=list)
@@ -147,12 +147,13 @@ class Inbox:
                 has_separate = has_separate or packing is None
             dtype = torch.uint8 if packing is None else packing.dtype
             if self._opening is not None and not self._num_posted:  # its receive is posted
-                memory, work = self._opening.memory, self._opening.work
-                buffer = self._opening.buffer.view(dtype)
-            else:
-                memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
-                buffer = torch.frombuffer(memory, dtype=dtype)
-                work = self._transport.receive_header(buffer, run.rank, tag)
+                opening = self._opening
+                buffer = opening.buffer.view(dtype)
+                parts.append(_Incoming(run, ahead, packing, opening.memory, buffer, opening))
+                continue
+            memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
+            buffer = torch.frombuffer(memory, dtype=dtype)
+            work = self._transport.receive_header(buffer, run.rank, tag)
             parts.append(_Incoming(run, ahead, packing, memory, buffer, work))
         self._parts_of[microbatch] = parts
         if has_separate and not self._awaits_notice:

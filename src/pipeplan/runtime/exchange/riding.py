@@ -67,6 +67,13 @@ class Opening:
     buffer: torch.Tensor
     """The same memory."""
     work: dist.Work
+    _has_come: bool = False
+
+    def wait(self) -> None:
+        """Wait for the message; a second time, too, where gloo would wait for ever."""
+        if not self._has_come:
+            self.work.wait()
+            self._has_come = True
 
 
 def open_step(plan: Plan, stage: int, rank_before: int, transport: Transport) -> Opening:
