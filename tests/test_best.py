@@ -17,6 +17,7 @@ from instances import (
     random_model,
     random_schedule,
 )
+from one_stage import make_problem, plan
 from oracles import compositions
 from pipeplan import _core, zoo
 from pipeplan.checker import check
@@ -24,7 +25,6 @@ from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, PlanningInterrupted
 from pipeplan.pipeline import Stage
-from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_set_triples
 from pipeplan.planning.planner.device_orders import device_orders

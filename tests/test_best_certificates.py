@@ -17,12 +17,12 @@ from instances import (
     random_model,
     random_stages,
 )
+from one_stage import make_problem, plan
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import Bound, BoundScope, Stage
-from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner import exact
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.coarsening import coarsen

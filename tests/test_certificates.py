@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from one_stage import plan
 from pipeplan.checker import has_whole_samples
 from pipeplan.cluster import Cluster, Device, Duplex
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage
-from pipeplan.planning.door import plan
 from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES

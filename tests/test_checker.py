@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from instances import even_model, flat_cluster, forced, random_plan, whole_samples
+from one_stage import plan
 from pipeplan import bound_checks, checker, zoo
 from pipeplan.checker import Verdict, check, memory_excesses, replay, structural_errors
 from pipeplan.cluster import Cluster, Duplex, HostGroup, expand_hosts
 from pipeplan.cost import CostModel, PipelineCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.pipeline import Block, Bound, BoundScope, Kind, Plan, Schedule, Stage
-from pipeplan.planning.door import plan
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.replaying import replay_plan
 from pipeplan.schedules import schedule_guarantee_ms
@@ -371,7 +371,7 @@ def test_recomputation_does_not_matter_to_the_scope():
 def test_planned_whole_samples_count_as_even():
     for size, k in itertools.product(range(1, 20), range(1, 8)):
         stage = Stage(layers=range(1), devices=tuple(range(k)))
-        assert bound_checks._has_even_shares(whole_samples(stage, size), size)
+        assert bound_checks.has_even_shares(whole_samples(stage, size), size)
 
 
 # -------------------------------------------------------------------- numbers beyond limits

@@ -67,10 +67,12 @@ def fails(result: tuple[int, str, str], exit_code: int, *parts: str) -> None:
 
 
 def test_plan_shows_the_plan(run):
-    code, out, err = run(*PLAN, "-m", 8)
+    code, out, err = run(*PLAN, "-m", 8, "--quiet")
     assert code == 0
     assert err == ""
     assert "bert-large on 4x2-10g: 8 microbatches of 4" in out
+    assert "group 0" in out
+    _, out, _ = run(*PLAN, "-m", 8, "--quiet", "--positions", 1, "--no-split-backward")
     assert "stage 0" in out
 
 
@@ -423,10 +425,12 @@ def test_a_closed_standard_output_is_one_line(command):
 
 
 def test_a_terminal_without_unicode_gets_what_it_can_show():
-    result = process("demo", env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
+    result = process(
+        "demo", "--quiet", env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    )
     assert result.returncode == 0
     assert result.stderr == b""
-    assert b"stage 0 F" in result.stdout
+    assert b"group 0 F" in result.stdout
     result.stdout.decode("ascii")
 
 
@@ -447,7 +451,7 @@ def test_errors_as_a_process():
     assert result.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("command", ["demo", "zoo", "zoo llama-70b", "--help"])
+@pytest.mark.parametrize("command", ["demo --quiet", "zoo", "zoo llama-70b", "--help"])
 def test_a_reader_that_leaves_is_no_error(command):
     script = f"set -o pipefail; {shlex.join(COMMAND)} {command} | head -1"
     result = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60)

@@ -19,13 +19,13 @@ from enemies import (
     quick_ms,
     with_shares_and_modes,
 )
+from one_stage import plan
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.errors import InfeasibleError
 from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.pipeline import Plan, Stage
-from pipeplan.planning.door import plan
 
 ROUNDING = 1 + 1e-9
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan import check, plan, zoo
+from one_stage import make_problem, plan
+from pipeplan import check, zoo
 from pipeplan.cluster import Cluster
 from pipeplan.cost import CostModel
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
-from pipeplan.planning.door import Attempt, attempt, make_problem
+from pipeplan.planning.door import Attempt, attempt
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.options import OptionArguments
 from pipeplan.planning.planner.best import plan_best

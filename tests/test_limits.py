@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from command_line import run_command
 from instances import even_model, flat_cluster, random_cluster, random_model
+from one_stage import ONE_STAGE, make_problem, plan
 from pipeplan import _core, zoo
 from pipeplan.checker import check, has_whole_samples
 from pipeplan.cluster import HostGroup, expand_hosts
@@ -20,7 +21,6 @@ from pipeplan.errors import InfeasibleError, InputError, NoPlanError
 from pipeplan.pipeline import BoundLimit, Stage
 from pipeplan.planning.baselines import GROUP_BASELINES
 from pipeplan.planning.comparison import compare
-from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.planner.placement import placed_plan, shared_stage
@@ -232,7 +232,8 @@ class TestWholeSamples:
             assert plan(model, cluster, 2, **options).bound.limits == expected
 
     def test_compare_ranks_what_keeps_the_limits_first(self):
-        rows = compare(zoo.model("gpt2-xl"), zoo.cluster("4x2-10g"), 16, effort=0.1).rows
+        model, cluster = zoo.model("gpt2-xl"), zoo.cluster("4x2-10g")
+        rows = compare(model, cluster, 16, effort=0.1, **ONE_STAGE).rows
         rows = [r for r in rows if r.iteration_ms is not None]  # not all make a plan for this model
         rows = [r for r in rows if r.planner not in GROUP_BASELINES]
         within = [r.fits_memory and r.has_whole_samples for r in rows]

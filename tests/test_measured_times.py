@@ -12,11 +12,11 @@ import pytest
 import pipeplan as pp
 from core.test_any_shares import hostile_cluster, optimum_ms
 from instances import random_cluster, random_model, random_stages
+from one_stage import make_problem, plan
 from pipeplan import _core
 from pipeplan.cost import CostModel
 from pipeplan.errors import InputError, PlanFileError
 from pipeplan.pipeline import Stage
-from pipeplan.planning.door import make_problem
 from pipeplan.planning.global_batch import scaled_model
 from pipeplan.planning.planner.coarsening import merged_model
 from pipeplan.planning.planner.placement import (
@@ -161,7 +161,7 @@ class TestMeasuredBounds:
                 cluster = replace(cluster, devices=devices)
             problem = make_problem(model, cluster, 2, divisible=not whole).within_samples()
             optimum = optimum_ms(rng, problem, whole=whole)
-            made = pp.plan(model, cluster, 2, divisible=not whole)
+            made = plan(model, cluster, 2, divisible=not whole)
             assert not pp.check(made).errors
             assert made.bound.lower_bound_ms <= optimum * (1 + 1e-9)
             losses.append(made.iteration_ms / optimum - 1 if optimum else 0.0)
@@ -186,7 +186,7 @@ class TestFiles:
 
     def test_a_plan_embeds_the_measurements(self, tmp_path):
         rng = random.Random(7)
-        made = pp.plan(measured_model(rng, 4), random_cluster(rng, 3), 2)
+        made = plan(measured_model(rng, 4), random_cluster(rng, 3), 2)
         pp.write_plan(made, tmp_path / "p.plan.json")
         again = pp.read_plan(tmp_path / "p.plan.json")
         assert again.model == made.model

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -318,6 +319,33 @@ def test_functions_and_modules_are_short():
         lines |= {f"{name}:{f}": size - MAX_FUNCTION_LINES for f, size in functions.items()}
     assert len(lines) > 1000
     assert {name for name, excess in lines.items() if excess > 0} == MAY_BE_LONGER.keys()
+
+
+# --------------------------------------------------------------------- groups of kernels
+
+CORE = SOURCE / "_core"
+LISTS = {
+    name: set(re.findall(r"(\w+)\.cpp", files))
+    for name, files in re.findall(
+        r"set\((\w+)\n(.*?)\)", (SOURCE.parents[1] / "CMakeLists.txt").read_text(), re.DOTALL
+    )
+}
+COMPILER = shutil.which("c++") or shutil.which("g++")
+
+
+def test_every_kernel_is_in_one_group():
+    assert sorted(LISTS) == ["BINDINGS", "PLANS", "TIMES"]
+    listed = [name for files in LISTS.values() for name in files]
+    assert sorted(listed) == sorted(path.stem for path in CORE.glob("*.cpp"))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("group", ["PLANS", "TIMES"])
+def test_names_in_a_group_of_kernels_differ(group):
+    lines = "".join(f'#include "{CORE / name}.cpp"\n' for name in sorted(LISTS[group]))
+    command = [COMPILER, "-std=c++17", "-fsyntax-only", "-w", "-x", "c++", "-"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
 
 
 # ------------------------------------------------------------------------------ layering

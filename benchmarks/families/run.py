@@ -26,6 +26,7 @@ from pipeplan.profile import ModelProfile
 CLUSTERS = ("1x8-nvlink", "1x8-pcie", "4x2-10g", "4x2-25g", "4x2-100g", "random-8")
 MODELS = ("bert-large", "gpt2-xl", "llama-7b", "resnet152", "transformer-big", "vgg19")
 MICROBATCHES = (4, 8, 16, 32)
+ONE_STAGE = {"positions": 1, "split_backward": False}
 PUBLISHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 
 
@@ -91,7 +92,7 @@ def own_cases() -> list[Case]:
         model, microbatches = zoo.model(name), MICROBATCHES[(number + number // 6) % 4]
         own_links = replace(zoo.cluster(where), uplink_gb_per_s=None, shared=())
         cluster = with_memory(own_links, None)
-        one = plan(model, cluster, microbatches, divisible=True)
+        one = plan(model, cluster, microbatches, divisible=True, **ONE_STAGE)
         peak_gb = max(one.require_predicted().peak_memory_gb.values())
         cases.append(
             Case(
@@ -130,7 +131,7 @@ def is_faster(planner: str, case: Case, iteration_ms: float) -> bool:
 def measure(case: Case, effort: float, threads: int) -> Row:
     """Plan one instance both ways, and check the result."""
     common = {"divisible": True, "num_threads": threads}
-    one = plan(case.model, case.cluster, case.microbatches, effort=effort, **common)
+    one = plan(case.model, case.cluster, case.microbatches, effort=effort, **common, **ONE_STAGE)
     begin, began = time.perf_counter(), time.process_time()
     both = plan(
         case.model,

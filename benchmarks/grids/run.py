@@ -36,7 +36,7 @@ def measure() -> list[tuple[float, float, float]]:
     for model, cluster, microbatches in product(zoo.MODEL_NAMES, CLUSTERS, MICROBATCHES):
         profile = zoo.model(model, microbatch_size=MICROBATCH_SIZE)
         where = without_memory_limits(zoo.cluster(cluster))
-        best = plan(profile, where, microbatches)
+        best = plan(profile, where, microbatches, positions=1, split_backward=False)
         grid = plan(profile, where, microbatches, planner="grid")
         plans = (nearest_grid_plan(best), nearest_grid_plan(best, "1f1b"), grid)
         ratios.append(tuple(each.iteration_ms / best.iteration_ms for each in plans))

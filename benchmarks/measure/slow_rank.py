@@ -77,7 +77,14 @@ def make_plan() -> pp.Plan:
     layers = tuple(pp.LayerProfile(name=str(i), **layer) for i in range(LAYERS))
     model = pp.ModelProfile(name="waits", microbatch_size=ROWS, layers=layers)
     host = pp.HostGroup(devices=3, bandwidth_gb_per_s=1.0)
-    return pp.plan(model, pp.expand_hosts("here", [host]), MICROBATCHES, stages=3)
+    return pp.plan(
+        model,
+        pp.expand_hosts("here", [host]),
+        MICROBATCHES,
+        stages=3,
+        positions=1,
+        split_backward=False,
+    )
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def instances(devices: list[int], count: int, seed: int):
         samples = "split" if divisible else "whole"
         name = f"{seed}/{index} {num_devices} {kind} {model.name} M={microbatches} {samples}"
         options = {"model": model, "cluster": cluster, "microbatches": microbatches}
-        yield name, {**options, "divisible": divisible}
+        yield name, {**options, "divisible": divisible, "positions": 1, "split_backward": False}
 
 
 def long_searches(options: dict, known_ms: float, log) -> float:

@@ -55,7 +55,15 @@ def main() -> None:
     speedups, seconds, rows = [], [], []
     for model, cluster, count in list(instances())[:: arguments.every]:
         begin = time.process_time()
-        best = pp.plan(model, cluster, count, "best", divisible=not arguments.whole)
+        best = pp.plan(
+            model,
+            cluster,
+            count,
+            "best",
+            divisible=not arguments.whole,
+            positions=1,
+            split_backward=False,
+        )
         seconds.append(time.process_time() - begin)
         assert best.bound is not None
         gaps["best"].append(100 * best.bound.gap(best.iteration_ms))

@@ -124,6 +124,8 @@ def plan(folder: Path, file: Path, names: str, effort: float, seed: int) -> None
     """Plan what is not yet in the file."""
     is_old = "runnable" in inspect.signature(pp.plan).parameters
     options = {} if is_old else {"divisible": True, "ignore_memory": True}
+    if not is_old and hasattr(pp.Plan, "uses_families"):
+        options |= {"positions": 1, "split_backward": False}  # what all versions can do
     done = read(file) if file.exists() else {}
     for one in json.loads((folder / "list.json").read_text()):
         wanted = any(fnmatch.fnmatch(one["name"], pattern) for pattern in names.split(","))

@@ -21,6 +21,8 @@ import pipeplan as pp
 from pipeplan.simulator import run_plan
 
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
+ONE_STAGE = {"positions": 1, "split_backward": False}
+"""One stage a device and whole backwards: what this measures, whatever the default is."""
 MICROBATCHES = 16
 HOSTS = {
     "2x4-25g": (2, 4, 12.0, 3.125),
@@ -62,7 +64,9 @@ def instances() -> list[tuple[pp.ModelProfile, str]]:
 
 def timed(model: pp.ModelProfile, where: pp.Cluster, effort: float) -> tuple[pp.Plan, float]:
     began_s = time.process_time()
-    made = pp.plan(model, where, MICROBATCHES, divisible=True, effort=effort, num_threads=1)
+    made = pp.plan(
+        model, where, MICROBATCHES, divisible=True, effort=effort, num_threads=1, **ONE_STAGE
+    )
     return made, time.process_time() - began_s
 
 
@@ -140,7 +144,7 @@ def main() -> None:
     parser.add_argument("--clusters", nargs="*", default=list(HOSTS))
     parser.add_argument("-o", type=Path, help="write all rows to this file")
     arguments = parser.parse_args()
-    pp.plan(pp.zoo.model("vgg19"), cluster("2x4-25g"), 4, num_threads=1)  # imports
+    pp.plan(pp.zoo.model("vgg19"), cluster("2x4-25g"), 4, num_threads=1, **ONE_STAGE)  # imports
     rows = []
     chosen = instances()[arguments.first :: arguments.every]
     for model, name in chosen:

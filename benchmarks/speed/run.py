@@ -34,6 +34,8 @@ SIZES = {
 }
 """(layers, devices) -> milliseconds allowed, by the kind of links. A file holds more than 2,048
 devices only as hosts."""
+ONE_STAGE = {"positions": 1, "split_backward": False}
+"""One stage a device and whole backwards: what this measures, whatever the default is."""
 MICROBATCHES = 16
 UNIFORM = {8: 40, 32: 90, 128: 200, 512: 1000, 2048: 5000}
 """Devices behind one switch of 25 GB/s -> milliseconds allowed, with 1,920 microbatches of one
@@ -87,7 +89,8 @@ def measure_uniform(num_devices: int) -> dict:
 
 def measure_plan(model, cluster, microbatches: int, planner: str, runs: int, **options) -> dict:
     """The median processor time of some runs; the first planning of a process is not counted."""
-    pp.plan(make_model(4, 1), make_cluster(4, "random", 1), 4, planner)
+    options = {**ONE_STAGE, **options}
+    pp.plan(make_model(4, 1), make_cluster(4, "random", 1), 4, planner, **ONE_STAGE)
     seconds = []
     for _ in range(runs):
         begin = time.process_time()

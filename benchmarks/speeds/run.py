@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write results.md")
     arguments = parser.parse_args()
     options = {"ignore_memory": True, "divisible": arguments.divisible}
+    options |= {"positions": 1, "split_backward": False}  # whatever the default is
     models = [pp.zoo.model(name) for name in MODELS]
     models += [pp.read_model(path) for path in sorted(PROFILES.glob("*.model.json"))]
     cases = list(itertools.product(models, clusters(), MICROBATCHES))[:: arguments.every]

@@ -127,7 +127,9 @@ def cluster_named(name: str) -> Cluster:
 def make_plan(case: Case) -> Plan:
     cluster = cluster_named(case.cluster)
     known = replace(cluster, uplink_gb_per_s=None, shared=()) if case.blind else cluster
-    options: dict[str, Any] = {"positions": "auto", "split_backward": True} if case.families else {}
+    options: dict[str, Any] = {"positions": 1, "split_backward": False}
+    if case.families:
+        options = {"positions": "auto", "split_backward": True}
     made = plan(zoo.model(case.model), known, case.microbatches, case.planner, **options)
     if case.blind:
         made = replace(made, cluster=cluster, predicted=None)

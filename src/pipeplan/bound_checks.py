@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pipeplan.pipeline import BoundScope, Plan, Prediction, Stage
 
-__all__ = ["bound_errors"]
+__all__ = ["bound_errors", "has_even_shares"]
 
 RELATIVE_TOLERANCE = 1e-6
 
@@ -31,14 +31,14 @@ def bound_errors(plan: Plan, predicted: Prediction, iteration_ms: float) -> Iter
     elif scope != BoundScope.ANY:
         other = "null" if plan.uses_families else "'any' or null"
         for index, stage in enumerate(plan.stages):
-            if not _has_even_shares(stage, plan.model.microbatch_size):
+            if not has_even_shares(stage, plan.model.microbatch_size):
                 yield (
                     f"predicted.bound_scope: {scope.value!r} does not speak of this plan: the"
                     f" shares of stages[{index}] are not even; it has to be {other}"
                 )
 
 
-def _has_even_shares(stage: Stage, microbatch_size: int) -> bool:
+def has_even_shares(stage: Stage, microbatch_size: int) -> bool:
     """Whether all shares are equal, or as equal as whole samples can be."""
     if stage.shares is None:
         return True

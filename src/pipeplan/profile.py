@@ -157,6 +157,11 @@ class ModelProfile:
         )
 
     @property
+    def has_weight_gradients(self) -> bool:
+        """Whether each layer says how long its weight gradients take."""
+        return all(layer.weight_grad_ms is not None for layer in self.layers)
+
+    @property
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)

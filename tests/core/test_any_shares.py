@@ -10,12 +10,13 @@ import pytest
 
 import pipeplan as pp
 from instances import random_cluster, random_model, random_stages
+from one_stage import make_problem, plan
 from pipeplan import _core
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.errors import PlanFileError
 from pipeplan.pipeline import BoundScope, Stage
-from pipeplan.planning.door import attempt, make_problem
+from pipeplan.planning.door import attempt
 from pipeplan.planning.planner import best_shares
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.every_placement import all_placements
@@ -219,7 +220,7 @@ class TestBounds:
                 )
                 assert near_ms <= max(1e-3, optimum * (1 + 1e-9))
             try:
-                made = pp.plan(
+                made = plan(
                     problem.model, problem.cluster, problem.num_microbatches, divisible=not whole
                 )
             except pp.InfeasibleError:
@@ -270,7 +271,7 @@ def pair_of_devices(slow: float = 0.25, memory_gb: float | None = None) -> Clust
 
 class TestPlans:
     def test_a_device_of_four_times_the_speed_takes_four_samples_of_five(self):
-        made = pp.plan(one_layer(5), pair_of_devices(), 4)
+        made = plan(one_layer(5), pair_of_devices(), 4)
         (stage,) = made.stages
         assert (stage.devices, stage.shares) == ((1, 0), (0.8, 0.2))
         assert made.iteration_ms == pytest.approx(4 * 15 * 0.8 + 0.01)  # and the all-reduce
@@ -280,10 +281,10 @@ class TestPlans:
     def test_memory_counts_with_the_shares(self):
         """3/4 of the activations do not fit the fast device. Half of a microbatch does."""
         model = one_layer(4, activation_bytes=1e9)
-        free = pp.plan(model, pair_of_devices(0.4), 4)
+        free = plan(model, pair_of_devices(0.4), 4)
         (stage,) = free.stages
         assert stage.device_shares == (0.75, 0.25)
-        made = pp.plan(model, pair_of_devices(0.4, 0.6), 4)
+        made = plan(model, pair_of_devices(0.4, 0.6), 4)
         assert pp.check(made, strict_memory=True).errors == ()
         assert made.iteration_ms > free.iteration_ms
         assert made.bound.lower_bound_ms <= made.iteration_ms
@@ -291,7 +292,7 @@ class TestPlans:
     def test_equal_speeds_keep_even_shares_and_their_bound(self):
         cluster = pair_of_devices()
         devices = tuple(replace(device, speed=0.25) for device in cluster.devices)
-        made = pp.plan(one_layer(5), replace(cluster, devices=devices), 4)
+        made = plan(one_layer(5), replace(cluster, devices=devices), 4)
         assert made.bound.scope is BoundScope.EVEN_SHARES
 
     def test_never_slower_than_with_even_shares(self):
@@ -313,7 +314,7 @@ class TestPlans:
         for _ in range(4):
             problem = tiny_problem(rng, whole=True)
             best, exact = (
-                pp.plan(problem.model, problem.cluster, problem.num_microbatches, planner)
+                plan(problem.model, problem.cluster, problem.num_microbatches, planner)
                 for planner in ("best", "exact")
             )
             assert exact.iteration_ms <= best.iteration_ms * (1 + 1e-9)

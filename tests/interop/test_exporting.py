@@ -14,6 +14,7 @@ import pytest
 from command_line import run_command
 from hostile_names import NAMES
 from interop.samples import STYLES, any_plan, grid_plan
+from one_stage import plan as make_plan
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.documents.files import read_plan, write_plan
@@ -24,7 +25,6 @@ from pipeplan.interop.exporting import FORMATS, export_plan, parse_layer_map
 from pipeplan.interop.grid_plan import nearest_grid_plan
 from pipeplan.interop.nearest import find_nearest
 from pipeplan.pipeline import Plan, Stage
-from pipeplan.planning.door import plan as make_plan
 from pipeplan.replaying import replay_plan, simulate
 
 FEW, MANY = range(30), range(30, 530)

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from instances import even_plan
+from one_stage import plan
 from pages import Page
 from pipeplan import zoo
 from pipeplan.cluster import Cluster, Device
 from pipeplan.pipeline import Plan
-from pipeplan.planning.door import plan
 from pipeplan.report import html
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.analysis.summary import summarise

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from instances import even_plan
+from one_stage import plan
 from pages import Page
 from pipeplan import zoo
 from pipeplan.cluster import Cluster, Device
 from pipeplan.planning.comparison import compare
-from pipeplan.planning.door import plan
 from pipeplan.report.analysis.plan_analysis import analyse
 from pipeplan.report.cluster_picture import cluster_svg
 from pipeplan.report.comparison import fastest_two

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from instances import random_cluster, random_model, random_schedule, random_stages
+from one_stage import plan
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.errors import InputError
 from pipeplan.pipeline import Plan
-from pipeplan.planning.door import plan
 from pipeplan.planning.whatif.carrying import carry_over
 from pipeplan.planning.whatif.changed_cluster import apply_changes, known_names
 from pipeplan.planning.whatif.changes import Changes

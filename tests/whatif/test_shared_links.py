@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from one_stage import plan
 from pipeplan import zoo
 from pipeplan.checker import check
 from pipeplan.cluster import Cluster, HostGroup, expand_hosts
 from pipeplan.errors import InputError
-from pipeplan.planning.door import plan
 from pipeplan.planning.whatif.changed_cluster import apply_changes
 from pipeplan.planning.whatif.changes import Changes
 from pipeplan.planning.whatif.copied_devices import with_copies

@@ -14,6 +14,8 @@ namespace pipeplan {
 enum ChainKind : int { kChainForward = 0, kChainBackward = 1, kChainWeight = 2 };
 constexpr int kNumChainKinds = 3;
 constexpr int kMostPositions = 64;  // stages of a group
+// Room and limits may be exceeded by these parts of themselves.
+constexpr double kRoomRounding = 1e-9, kLimitRounding = 1e-9;
 
 // Costs of one microbatch; P stages in the order of the chain, G groups, M microbatches.
 struct Chain {

@@ -25,7 +25,6 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kRoomRounding = 1e-9;  // relative
 constexpr int kRunsInAll = 2;           // one in so many schedules of a search is a list schedule
 constexpr long kSwapsInRun = 5;         // exchanges that take as long as one list schedule
 
@@ -105,6 +104,7 @@ void ChainScheduler::take(const Chain& chain) {
     }
     num_channels_ = static_cast<int>(ends.size());
     round_ms_ = *std::max_element(load.begin(), load.end());
+    load_ms_ = std::move(load);
     for (double ms : channel_load) round_ms_ = std::max(round_ms_, ms);
 
     way_forward_.resize(P), way_backward_.resize(P);
@@ -119,6 +119,10 @@ void ChainScheduler::take(const Chain& chain) {
         way += chain.backward_ms[p];
     }
     start_ms_.resize(static_cast<std::size_t>(P) * kNumChainKinds * M);
+    choices_.resize(static_cast<std::size_t>(P) * kNumChainKinds);
+    num_choices_.assign(G, 0), first_start_ms_.assign(G, kInfinity);
+    limit_bytes_.resize(G);
+    for (int g = 0; g < G; ++g) limit_bytes_[g] = chain.room_bytes[g] * (1 + kRoomRounding);
     best_ms_ = kInfinity;
 }
 
@@ -129,70 +133,65 @@ bool ChainScheduler::admits(int p) const {
         const int done = chain.is_split[p] ? num_weight_[p] : num_backward_[p];
         if (num_forward_[p] - done >= (*most_)[p]) return false;
     }
-    const double room = chain.room_bytes[g];
-    if (room == kInfinity) return true;
-    const double limit = room * (1 + kRoomRounding);
+    const double limit = limit_bytes_[g];
+    if (limit == kInfinity) return true;
     if (used_bytes_[g] + reserved_[p] > limit) return false;
     const int last = stages_[stage_begin_[g + 1] - 1];
-    if (p == last) return true;
-    const int oldest = num_forward_[last] + 1;
+    if (p == last || num_forward_[p] <= num_forward_[last]) return true;
+    return promised_bytes_[g] + reserved_[p] <= limit;
+}
+
+// What the oldest microbatch that has not passed the group's last stage needs in all its stages, and
+// what younger ones hold already.
+void ChainScheduler::promise(int g) {
+    const int last = stages_[stage_begin_[g + 1] - 1], oldest = num_forward_[last] + 1;
     double bytes = group_bytes_[g];
     for (int k = stage_begin_[g]; k + 1 < stage_begin_[g + 1]; ++k) {
-        const int q = stages_[k];
-        const int younger = num_forward_[q] + (q == p) - oldest;
-        if (younger > 0) bytes += younger * reserved_[q];
+        const int younger = num_forward_[stages_[k]] - oldest;
+        if (younger > 0) bytes += younger * reserved_[stages_[k]];
     }
-    return bytes <= limit;
+    promised_bytes_[g] = bytes;
 }
 
-double ChainScheduler::earliest_end(int g) const {
+double ChainScheduler::look(int g) {
     const Chain& chain = *chain_;
     const int M = chain.num_microbatches;
     const double free = free_ms_[g];
-    double least = kInfinity;
-    for (int k = stage_begin_[g]; k < stage_begin_[g + 1]; ++k) {
-        const int p = stages_[k];
-        const int i = num_backward_[p], j = num_forward_[p];
-        if (i < M) least = std::min(least, std::max(free, backward_there_ms_[p * M + i]) + chain.backward_ms[p]);
-        if (num_weight_[p] < i && chain.is_split[p]) least = std::min(least, free + chain.weight_ms[p]);
-        if (j < M) {
-            const double end = std::max(free, forward_there_ms_[p * M + j]) + chain.forward_ms[p];
-            if (end < least && admits(p)) least = end;
-        }
-    }
-    return least;
-}
-
-ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& keys,
-                                              double patience) const {
-    const Chain& chain = *chain_;
-    const int M = chain.num_microbatches;
-    const double free = free_ms_[g];
-    Choice choices[kNumChainKinds * kMostPositions];
-    int count = 0;
+    Choice* const first = choices_.data() + kNumChainKinds * stage_begin_[g];
+    Choice* next = first;
     double first_end = kInfinity, first_start = kInfinity;
     const auto consider = [&](double there, double length, int p, int kind, int m) {
         const double start = std::max(free, there);
         first_end = std::min(first_end, start + length);
         first_start = std::min(first_start, start);
-        choices[count++] = {start, keys[(p * kNumChainKinds + kind) * M + m], p, kind};
+        *next++ = {start, p, kind, (p * kNumChainKinds + kind) * M + m};
     };
     for (int k = stage_begin_[g]; k < stage_begin_[g + 1]; ++k) {
         const int p = stages_[k];
         const int i = num_backward_[p], j = num_forward_[p], w = num_weight_[p];
         if (i < M && backward_there_ms_[p * M + i] < kInfinity)
             consider(backward_there_ms_[p * M + i], chain.backward_ms[p], p, kChainBackward, i);
-        if (chain.is_split[p] && w < i) consider(free, chain.weight_ms[p], p, kChainWeight, w);
+        if (w < i && chain.is_split[p]) consider(free, chain.weight_ms[p], p, kChainWeight, w);
         if (j < M && forward_there_ms_[p * M + j] < kInfinity && admits(p))
             consider(forward_there_ms_[p * M + j], chain.forward_ms[p], p, kChainForward, j);
     }
-    const double before = first_start + patience * (first_end - first_start);
+    num_choices_[g] = static_cast<int>(next - first);
+    first_start_ms_[g] = first_start;
+    return first_end;
+}
+
+ChainScheduler::Choice ChainScheduler::choose(int g, const std::vector<double>& keys,
+                                              double patience) const {
+    const Choice* const first = choices_.data() + kNumChainKinds * stage_begin_[g];
+    const double first_start = first_start_ms_[g];
+    const double before = first_start + patience * (end_ms_[g] - first_start);
     const Choice* best = nullptr;
-    for (int k = 0; k < count; ++k) {
-        const Choice& each = choices[k];
-        if (each.start_ms > first_start && each.start_ms >= before) continue;
-        if (!best || each.key < best->key || (each.key == best->key && each.start_ms < best->start_ms))
-            best = &each;
+    double best_key = 0.0;
+    for (const Choice* each = first; each < first + num_choices_[g]; ++each) {
+        if (each->start_ms > first_start && each->start_ms >= before) continue;
+        const double key = keys[each->block];
+        if (!best || key < best_key || (key == best_key && each->start_ms < best->start_ms))
+            best = each, best_key = key;
     }
     return *best;
 }
@@ -210,6 +209,7 @@ int ChainScheduler::commit(int g, const Choice& choice) {
     if (choice.kind == kChainForward) {
         m = num_forward_[p]++;
         used_bytes_[g] += reserved_[p];
+        if (limit_bytes_[g] < kInfinity) promise(g);
         if (p + 1 == P) {
             backward_there_ms_[p * M + m] = end;
         } else {
@@ -235,13 +235,12 @@ int ChainScheduler::commit(int g, const Choice& choice) {
             backward_there_ms_[(p - 1) * M + m] = there;
         }
     } else {
-        m = num_weight_[p]++;
+        ++num_weight_[p];
         used_bytes_[g] -= chain.kept_bytes[p];
         last_end_ms_[p] = end;
     }
-    const int block = (p * kNumChainKinds + choice.kind) * M + m;
-    start_ms_[block] = choice.start_ms;
-    order_.push_back(block);
+    start_ms_[choice.block] = choice.start_ms;
+    order_.push_back(choice.block);
     return touched;
 }
 
@@ -257,13 +256,13 @@ double ChainScheduler::finish() {
 }
 
 double ChainScheduler::run(const std::vector<double>& keys, double patience,
-                           const std::vector<int>& most) {
+                           const std::vector<int>& most, double limit_ms) {
     const Chain& chain = *chain_;
     const int P = chain.num_stages, G = chain.num_groups, M = chain.num_microbatches;
     ++num_runs_;
     most_ = &most;
     for (int g = 0; g < G; ++g)
-        if (group_bytes_[g] > chain.room_bytes[g] * (1 + kRoomRounding)) return last_ms_ = kInfinity;
+        if (group_bytes_[g] > limit_bytes_[g]) return last_ms_ = kInfinity;
     free_ms_.assign(G, 0.0), used_bytes_.assign(G, 0.0), channel_ms_.assign(num_channels_, 0.0);
     forward_there_ms_.assign(static_cast<std::size_t>(P) * M, kInfinity);
     backward_there_ms_.assign(static_cast<std::size_t>(P) * M, kInfinity);
@@ -272,15 +271,21 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     last_end_ms_.assign(P, 0.0);
     order_.clear();
     end_ms_.assign(G, kInfinity);
-    end_ms_[chain.group[0]] = earliest_end(chain.group[0]);
+    promised_bytes_ = group_bytes_;
+    idle_ms_.resize(G);  // what is left: a group that waits longer ends after the limit
+    for (int g = 0; g < G; ++g) idle_ms_[g] = limit_ms * (1 + kLimitRounding) - M * load_ms_[g];
+    end_ms_[chain.group[0]] = look(chain.group[0]);
     for (;;) {
         int g = 0;
         for (int h = 1; h < G; ++h)
             if (end_ms_[h] < end_ms_[g]) g = h;
         if (end_ms_[g] == kInfinity) break;
-        const int touched = commit(g, choose(g, keys, patience));
-        end_ms_[g] = earliest_end(g);
-        if (touched >= 0) end_ms_[touched] = earliest_end(touched);
+        const Choice choice = choose(g, keys, patience);
+        idle_ms_[g] -= choice.start_ms - free_ms_[g];
+        if (idle_ms_[g] < 0) return last_ms_ = kInfinity;
+        const int touched = commit(g, choice);
+        end_ms_[g] = look(g);
+        if (touched >= 0) end_ms_[touched] = look(touched);
     }
     int num_blocks = 0;
     for (int p = 0; p < P; ++p) num_blocks += M * (chain.is_split[p] ? 3 : 2);
@@ -289,11 +294,11 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     return last_ms_ = finish();
 }
 
-double ChainScheduler::run(const ChainSettings& settings) {
+double ChainScheduler::run(const ChainSettings& settings, double limit_ms) {
     if (settings.ratio < 0) round_keys({-settings.ratio - 1, 0.0, {1.0, 1.0}}, keys_);
     else path_keys(settings, keys_);
     windows(settings, own_most_);
-    return run(keys_, settings.patience, own_most_);
+    return run(keys_, settings.patience, own_most_, limit_ms);
 }
 
 void ChainScheduler::take_step(Walk& walk, double patience, const std::vector<int>& most) {
@@ -324,7 +329,7 @@ void ChainScheduler::try_rounds(int num_tries, Random& random, Control& control)
         else round = {slacks[random.below(6)], waits[random.below(5)], {stretches[random.below(6)], stretches[random.below(6)]}};
         round_keys(round, keys_, &random);
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys_[a] < keys_[b]; });
-        const double ms = swaps.time_of(order);
+        const double ms = swaps.time_of(order, best_ms_);
         if (ms < best_ms_) best_ms_ = ms, best_order_ = order;
     }
 }
@@ -341,7 +346,7 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         return best_ms_ <= enough_ms * (1 + 1e-12) || (best_ms_ < kInfinity && control.is_late());
     };
     const auto try_settings = [&](const ChainSettings& settings) {
-        run(settings);
+        run(settings, walk.ms);
         take_step(walk, settings.patience, own_most_);
         if (walk.ms == last_ms_) winner = settings;
     };
@@ -361,7 +366,7 @@ double ChainScheduler::search(int num_runs, double enough_ms, Random& random, Co
         }
         const int which = random.below(4);
         const double patience = which == 0 ? random.unit() : which == 1 ? walk.patience : which - 2.0;
-        run(trial_, patience, trial_most_);
+        run(trial_, patience, trial_most_, walk.ms);
         take_step(walk, patience, trial_most_);
     }
     if (num_swaps > 0 && !is_done(0)) try_rounds(static_cast<int>(std::min(100L, num_swaps / 8)), random, control);

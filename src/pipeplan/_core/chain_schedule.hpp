@@ -45,11 +45,13 @@ class ChainScheduler {
     // One list schedule. Of the blocks that could start before the first of them would end, the one
     // with the least key runs; `patience` 0 looks only at those that are there already, 1 at all.
     // No stage holds more microbatches than its entry of `most`; empty: as many as memory allows.
-    // Returns the iteration time; infinite if a group cannot hold one microbatch of all its stages.
-    double run(const std::vector<double>& keys, double patience, const std::vector<int>& most);
+    // Returns the iteration time; infinite if a group cannot hold one microbatch of all its stages, or
+    // as soon as the time is seen to be above `limit_ms`.
+    double run(const std::vector<double>& keys, double patience, const std::vector<int>& most,
+               double limit_ms = kInfinity);
 
     // The same with these settings.
-    double run(const ChainSettings& settings);
+    double run(const ChainSettings& settings, double limit_ms = kInfinity);
 
     // The latest starts of the last run's blocks that do not make it longer.
     void latest_starts(std::vector<double>& keys);
@@ -67,8 +69,8 @@ class ChainScheduler {
 
   private:
     struct Choice {
-        double start_ms, key;
-        int stage, kind;
+        double start_ms;
+        int stage, kind, block;
     };
     // Keys: [stages][kinds][microbatches].
     // The way of one microbatch, stretched, once in every round.
@@ -80,7 +82,9 @@ class ChainScheduler {
     void try_rounds(int num_tries, Random& random, Control& control);
     void windows(const ChainSettings& settings, std::vector<int>& most) const;
     bool admits(int p) const;
-    double earliest_end(int g) const;
+    void promise(int g);
+    // Lists what the group could run next, and returns the first end of any of it.
+    double look(int g);
     Choice choose(int g, const std::vector<double>& keys, double patience) const;
     int commit(int g, const Choice& choice);
     double finish();
@@ -100,9 +104,12 @@ class ChainScheduler {
     int num_channels_ = 0;
     double round_ms_ = 0.0;                      // the least time between two microbatches
     std::vector<double> way_forward_, way_backward_;  // [P], when one microbatch gets there alone
-    std::vector<double> reserved_, group_bytes_;      // [P], [G]
+    std::vector<double> reserved_, group_bytes_, limit_bytes_;  // [P], [G], [G]
 
     std::vector<double> free_ms_, end_ms_, used_bytes_;   // [G]
+    std::vector<double> promised_bytes_, first_start_ms_, idle_ms_, load_ms_;  // [G]
+    std::vector<Choice> choices_;                         // of each group, at three times its stages
+    std::vector<int> num_choices_;                        // [G]
     std::vector<double> channel_ms_;                      // [channels]
     std::vector<double> forward_there_ms_, backward_there_ms_;  // [P][M], infinite: not known
     std::vector<int> num_forward_, num_backward_, num_weight_;  // [P]

@@ -111,9 +111,10 @@ class ChainSearch {
             if (!moves_.make(next) || !cost(next)) continue;
             const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
             if (bound_ * std::max(1.0, 0.5 + 0.5 * judged.looseness) > accept_ms) continue;
-            Judged found = schedule(judged.settings, bound_);
+            Judged found = schedule(judged.settings, bound_, accept_ms);
             if (found.ms > judged.ms) {
-                const Judged other = schedule(near_settings(judged.settings, random_), bound_);
+                const double limit_ms = std::min(found.ms, accept_ms);
+                const Judged other = schedule(near_settings(judged.settings, random_), bound_, limit_ms);
                 if (other.ms < found.ms) found = other;
             }
             if (found.ms > accept_ms) continue;
@@ -142,9 +143,10 @@ class ChainSearch {
         return true;
     }
 
-    Judged schedule(const ChainSettings& settings, double bound) {
+    Judged schedule(const ChainSettings& settings, double bound, double limit_ms = kInfinity) {
         if (!is_taken_) scheduler_.take(chain_), is_taken_ = true;
-        const double ms = scheduler_.run(settings) + rest_ * scheduler_.round_ms();
+        const double rest_ms = rest_ * scheduler_.round_ms();
+        const double ms = scheduler_.run(settings, limit_ms - rest_ms) + rest_ms;
         spent_ += static_cast<double>(scheduler_.order().size());
         return {ms, bound > 0 ? ms / bound : 1.0, settings};
     }

@@ -17,8 +17,7 @@
 namespace pipeplan {
 namespace {
 
-constexpr double kRoomRounding = 1e-9;                 // relative
-constexpr double kHottest = 0.2, kColdest = 0.02;       // of a block's mean length
+constexpr double kHotSwaps = 0.2, kColdSwaps = 0.02;    // of a block's mean length
 constexpr int kFurthest = 8;                           // places that a block moves at once
 constexpr int kMostRepairs = 3;                        // other blocks that make room for it
 
@@ -33,7 +32,11 @@ ChainSwaps::ChainSwaps(const Chain& chain) : chain_(chain), stages_(chain.num_gr
         if (index < 0) index = num_channels_++;
         return index;
     };
-    for (int p = 0; p < P; ++p) stages_[chain.group[p]].push_back(p);
+    load_ms_.assign(G, 0.0);
+    for (int p = 0; p < P; ++p) {
+        stages_[chain.group[p]].push_back(p);
+        load_ms_[chain.group[p]] += chain.forward_ms[p] + chain.backward_ms[p] + chain.weight_ms[p];
+    }
     for (int p = 0; p + 1 < P; ++p) {
         const int g = chain.group[p], h = chain.group[p + 1];
         if (g == h) continue;
@@ -100,10 +103,12 @@ bool ChainSwaps::make_room(int g) {
     return false;
 }
 
-// Runs the sequences; infinite if they deadlock.
-double ChainSwaps::run() {
+// Runs the sequences; infinite if they deadlock, or as soon as they take longer than the limit.
+double ChainSwaps::run(double limit_ms) {
     const int P = chain_.num_stages, G = chain_.num_groups, M = chain_.num_microbatches;
     next_.assign(G, 0), free_ms_.assign(G, 0.0), group_block_.assign(G, -1);
+    idle_ms_.resize(G);  // what is left: a group that waits longer ends after the limit
+    for (int g = 0; g < G; ++g) idle_ms_[g] = limit_ms * (1 + kLimitRounding) - M * load_ms_[g];
     count_.assign(P * kNumChainKinds, 0);
     channel_ms_.assign(num_channels_, 0.0), channel_block_.assign(num_channels_, -1);
     std::fill(there_ms_.begin(), there_ms_.end(), kInfinity);
@@ -116,6 +121,7 @@ double ChainSwaps::run() {
         const int g = waiting_.back();
         waiting_.pop_back();
         while (next_[g] < static_cast<int>(sequence_[g].size()) && run_group(g)) {}
+        if (idle_ms_[g] < 0) return kInfinity;
     }
     for (int g = 0; g < G; ++g)
         if (next_[g] < static_cast<int>(sequence_[g].size())) return kInfinity;
@@ -130,6 +136,7 @@ bool ChainSwaps::run_group(int g) {
     if (there_ms_[block] == kInfinity) return false;
     ++count_[token];
     const double start = std::max(free_ms_[g], there_ms_[block]), end = start + length(token);
+    idle_ms_[g] -= start - free_ms_[g];
     before_[block] = group_block_[g], group_block_[g] = block;
     index_[block] = next_[g]++;
     start_ms_[block] = start, free_ms_[g] = end;
@@ -210,13 +217,13 @@ bool ChainSwaps::change(Random& random) {
     return false;
 }
 
-double ChainSwaps::time_of(const std::vector<int>& order) {
+double ChainSwaps::time_of(const std::vector<int>& order, double limit_ms) {
     const int M = chain_.num_microbatches;
     for (auto& sequence : sequence_) sequence.clear();
     for (const int block : order) sequence_[chain_.group[block / M / kNumChainKinds]].push_back(block / M);
     for (int g = 0; g < chain_.num_groups; ++g)
         if (first_over(g) >= 0) return kInfinity;
-    return run();
+    return run(limit_ms);
 }
 
 double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
@@ -232,9 +239,9 @@ double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enoug
             if (control.is_late()) break;
         }
         if (!change(random)) continue;
-        const double heat = length_ms * kHottest * std::pow(kColdest / kHottest, static_cast<double>(step) / num_steps);
+        const double heat = length_ms * kHotSwaps * std::pow(kColdSwaps / kHotSwaps, static_cast<double>(step) / num_steps);
         const double accept_ms = current - heat * std::log(random.unit());
-        const double ms = run();
+        const double ms = run(accept_ms);
         if (ms > accept_ms) {
             sequence_[changed_].swap(kept_);
             continue;

@@ -14,9 +14,9 @@ class ChainSwaps {
     // The chain has to live as long as this; its links carry both directions at once.
     explicit ChainSwaps(const Chain& chain);
 
-    // The iteration time of an order (blocks in the order of decisions); infinite if it deadlocks or
-    // needs more room than there is.
-    double time_of(const std::vector<int>& order);
+    // The iteration time of an order (blocks in the order of decisions); infinite if it deadlocks,
+    // needs more room than there is, or is seen to take longer than the limit.
+    double time_of(const std::vector<int>& order, double limit_ms = kInfinity);
 
     // Walks from this order (blocks in the order of decisions) for so many steps, and leaves the best
     // one in it. Returns its iteration time. Ends early at `enough_ms`, and at the deadline.
@@ -38,7 +38,7 @@ class ChainSwaps {
     Result result_of(Token token, int microbatch) const;
     int first_over(int g) const;
     bool make_room(int g);
-    double run();
+    double run(double limit_ms);
     bool run_group(int g);
     double finish();
     void follow_back(Random& random);
@@ -49,11 +49,12 @@ class ChainSwaps {
     int num_channels_ = 0;
     std::vector<std::vector<int>> stages_;           // [G]
     std::vector<std::vector<Token>> sequence_;       // [G]
+    std::vector<double> load_ms_;                    // [G], of a microbatch
 
     // Of the last run.
     std::vector<int> next_;           // [G], how far each sequence has come
     std::vector<int> count_;          // [tokens]
-    std::vector<double> free_ms_;     // [G]
+    std::vector<double> free_ms_, idle_ms_;  // [G]
     std::vector<int> group_block_;    // [G], what it ran last
     std::vector<double> channel_ms_;  // [channels]
     std::vector<int> channel_block_;  // [channels], whose result it carried last

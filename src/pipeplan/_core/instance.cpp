@@ -9,12 +9,14 @@
 #include <string>
 #include <utility>
 
+#include "sizes.hpp"
+
 namespace pipeplan {
 namespace {
 
 // Far above the limits of files, and far below the overflow of sums and products.
 constexpr double kMost = 1e60;
-constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766, kMaxMicrobatches = 1 << 20;
+constexpr int kMaxLayers = 1'000'000, kMaxDevices = 32'766;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 

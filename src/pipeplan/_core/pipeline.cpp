@@ -6,12 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "sizes.hpp"
+
 namespace pipeplan {
 namespace {
-
-constexpr double kMostMs = 1e100;  // far below the overflow of sums
-constexpr long kMaxMicrobatches = 1 << 20;
-constexpr std::size_t kMaxBlocks = std::size_t{1} << 28;
 
 void require_times(const std::vector<double>& times, std::size_t size, const char* name) {
     if (times.size() != size)

@@ -232,7 +232,7 @@ class RelaxedRun {
 // What all runs together may take, and how far they go. A step takes about a nanosecond.
 constexpr double kAllSteps = 2e8;
 constexpr int kMostRuns = 24, kFewestRuns = 4;
-constexpr double kFirstRise = 1.06, kCloseEnough = 1.005;
+constexpr double kFirstRiseOfLimit = 1.06, kCloseToLimit = 1.005;
 
 double steps_of_a_run(const Instance& in, const RelaxedTables& tables) {
     double num_steps = 0.0;
@@ -268,10 +268,10 @@ double raise_bound(const Instance& in, const RelaxedTables& tables, double prove
     };
     if (!(proved_ms > 0) || !(limits.limit_ms < kInfinity) || affordable < kFewestRuns)
         return std::max(proved_ms, run(limits.limit_ms));
-    double open_ms = kInfinity, rise = kFirstRise;
+    double open_ms = kInfinity, rise = kFirstRiseOfLimit;
     for (int runs = static_cast<int>(std::min<double>(affordable, kMostRuns)); runs > 0; --runs) {
         const bool found_one = open_ms < kInfinity;
-        if (found_one && open_ms <= proved_ms * kCloseEnough) break;
+        if (found_one && open_ms <= proved_ms * kCloseToLimit) break;
         const double limit_ms = found_one ? std::sqrt(proved_ms * open_ms)
                                           : std::min(proved_ms * rise, limits.limit_ms);
         const double least_ms = run(limit_ms);

@@ -10,11 +10,11 @@
 namespace pipeplan {
 namespace {
 
-constexpr int kFewMicrobatches = 32, kMicrobatchesPerStage = 4;
+constexpr int kFewestMicrobatches = 32, kMicrobatchesPerStage = 4;
 constexpr int kWorthEstimating = 8;  // times as many microbatches as the shorter run has
 
 int shorter_run(const CostsView& costs) {
-    return std::max(kFewMicrobatches, kMicrobatchesPerStage * costs.num_stages);
+    return std::max(kFewestMicrobatches, kMicrobatchesPerStage * costs.num_stages);
 }
 
 }  // namespace

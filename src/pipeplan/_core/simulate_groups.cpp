@@ -26,9 +26,9 @@ struct Event {
 using Events = std::priority_queue<Event, std::vector<Event>, std::greater<Event>>;
 
 // Everything sent takes a given time.
-class GivenTimes {
+class GivenGroupTimes {
   public:
-    explicit GivenTimes(const GroupCostsView& costs) : costs_(costs) {}
+    explicit GivenGroupTimes(const GroupCostsView& costs) : costs_(costs) {}
     void begin(int number, double now_ms, Events& events) {
         events.push({now_ms + costs_.send_ms[number], costs_.num_groups + number});
     }
@@ -42,9 +42,9 @@ class GivenTimes {
 };
 
 // It takes as long as its flows, which share links with those of others.
-class SharedTimes {
+class SharedGroupTimes {
   public:
-    explicit SharedTimes(const GroupCostsView& costs) : rates_(costs.flows->table()) {}
+    explicit SharedGroupTimes(const GroupCostsView& costs) : rates_(costs.flows->table()) {}
     void begin(int number, double now_ms, Events&) { rates_.begin(number, now_ms); }
     double next_ms() { return rates_.next_ms(); }
     template <class Done>
@@ -328,8 +328,8 @@ class GroupRun {
 
 GroupTrace run_groups(const GroupCostsView& costs, const GroupOrders& orders, Control& control) {
     GroupTrace trace;
-    if (costs.flows) GroupRun<SharedTimes>(costs, orders, trace, control)();
-    else GroupRun<GivenTimes>(costs, orders, trace, control)();
+    if (costs.flows) GroupRun<SharedGroupTimes>(costs, orders, trace, control)();
+    else GroupRun<GivenGroupTimes>(costs, orders, trace, control)();
     return trace;
 }
 

@@ -54,7 +54,8 @@ DEFAULT_MICROBATCHES = 16
 @click.option(
     "--uniform-replicas",
     is_flag=True,
-    help="Equally many replicas in each stage, as other frameworks need them.",
+    help="Equally many replicas in each stage, and one stage a device unless --positions has a"
+    " number: what other frameworks run.",
 )
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="For random choices and clusters."
@@ -99,6 +100,8 @@ def plan_command(
             "report": work.tell,
             **options,
         }
+        if uniform_replicas:
+            settings |= _one_stage_a_device(options)
         try:
             made = _make_plan(
                 *read_inputs(model, cluster, seed),
@@ -120,6 +123,14 @@ def plan_command(
             work.tell("writing the report")
             write_report(made, report)
     _show(made, as_json=as_json, silent=is_stdout(output, report))
+
+
+def _one_stage_a_device(options: "OptionArguments") -> dict[str, Any]:
+    """What equal replicas are searched near to, unless several stages a device are asked for."""
+    from pipeplan.planning.options import AUTO
+
+    is_asked = options.get("positions") not in (1, AUTO) or options.get("split_backward")
+    return {} if is_asked else {"positions": 1, "split_backward": False}
 
 
 def _show(made: "Plan", *, as_json: bool, silent: bool) -> None:

@@ -44,7 +44,7 @@ OPTIONS = (
     click.option("--without", multiple=True, metavar="DEVICE", help="Leave this device unused."),
     click.option(
         "--positions",
-        default="1",
+        default="auto",
         show_default=True,
         metavar="N|auto",
         callback=_positions,
@@ -52,8 +52,8 @@ OPTIONS = (
     ),
     click.option(
         "--split-backward/--no-split-backward",
-        default=False,
-        help="Backwards may be cut into input and weight gradients.",
+        default=None,
+        help="Whether to cut backwards into input and weight gradients.  [default: where known]",
     ),
     click.option("--shard-optimizer", is_flag=True, help="Replicas share the optimizer's moments."),
     click.option("--effort", default=1.0, show_default=True, help="Search more, or less."),

@@ -25,6 +25,9 @@ from pipeplan.schedules import PORTFOLIO
 
 __all__ = ["FORMATS", "export_plan", "parse_layer_map"]
 
+PLAIN = "plan with --positions 1 --no-split-backward"
+"""What makes plans of which every format can say more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -91,7 +94,8 @@ def export_plan(
         )
     words = describe(other, replayed)
     if not take_nearest:
-        raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest")
+        again = f", or {PLAIN}" if plan.uses_families else ""
+        raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest{again}")
     done = _export(chosen, other, settings)
     return replace(done, notes=(f"{reason}; exported is the nearest plan: {words}", *done.notes))
 

@@ -154,7 +154,12 @@ def compare(
     attempts.sort(key=lambda made: _rank(made, problem.limits))
     rows = [_row(made, problem.limits) for made in attempts]
     reference = _reference(rows)
-    bounds = [bound for made in attempts if made.plan and (bound := made.plan.bound) is not None]
+    bounds = [
+        bound
+        for made in attempts
+        for bound in (made.plan.bound if made.plan else None, made.one_stage_bound)
+        if bound is not None
+    ]
     return Comparison(
         model=model.name,
         cluster=cluster.name,

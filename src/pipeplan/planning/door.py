@@ -22,7 +22,7 @@ from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningIn
 from pipeplan.group_costs import group_costs
 from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.group_simulator import run_groups
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import Bound, Plan
 from pipeplan.planning.group_order import in_group_order
 from pipeplan.planning.limits import BrokenLimits, broken_limits
 from pipeplan.planning.options import OptionArguments, PlanningOptions
@@ -33,7 +33,7 @@ from pipeplan.planning.problem import (
     Problem,
     SearchInterrupted,
 )
-from pipeplan.planning.registry import PLANNERS, find_planner
+from pipeplan.planning.registry import PLANNERS, SEARCH_FAMILIES, find_planner
 from pipeplan.plugins import SCHEDULE_GROUP, find, foreign_code
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
@@ -49,7 +49,7 @@ from pipeplan.validation import (
 )
 from pipeplan.version import VERSION
 
-__all__ = ["Attempt", "attempt", "make_problem", "plan"]
+__all__ = ["Attempt", "attempt", "make_problem", "may_search_families", "plan"]
 
 ANY_SCHEDULE = "portfolio"
 MAX_TIME_LIMIT_S = 1e300
@@ -64,6 +64,8 @@ class Attempt:
     plan: Plan | None = None
     broken: BrokenLimits = field(default_factory=BrokenLimits)
     """Which limits the plan breaks: published planners keep none of them on purpose."""
+    one_stage_bound: Bound | None = None
+    """Of plans with one stage a device, where the plan's own bound speaks of all."""
     reason: str | None = None
     error: InfeasibleError | None = None
     """What the planner said; a `NoPlanError` says what is needed."""
@@ -96,7 +98,8 @@ def plan(
         num_threads: by default one for each processor. It never changes the plan.
         report: called with a short line about progress, now and then.
         options: the fields of `PlanningOptions`, such as `divisible`, `ignore_memory`, `stages`,
-            `without` or `effort`.
+            `without` or `effort`. With `positions=1, split_backward=False` each device has one
+            stage, and backwards stay whole.
 
     Raises:
         InputError: an unknown planner, an impossible number, an unknown layer or device, or a
@@ -186,6 +189,7 @@ def attempt(
     make_draft = function or find_planner(planner)
     is_ours = make_draft is PLANNERS.get(planner)
     rules = _rules(schedule)
+    problem = _settled(problem, is_free=is_ours and planner in SEARCH_FAMILIES and schedule is None)
     began_s = time.perf_counter()
     try:
         _require_room(problem.model, problem.cluster)
@@ -207,7 +211,30 @@ def attempt(
         _require_valid("planner", planner, check(plan).errors)
     planning_s = time.perf_counter() - began_s
     broken = broken_limits(plan, problem.limits)
-    return Attempt(planner=planner, planning_s=planning_s, plan=plan, broken=broken)
+    return Attempt(
+        planner=planner,
+        planning_s=planning_s,
+        plan=plan,
+        broken=broken,
+        one_stage_bound=draft.one_stage_bound,
+    )
+
+
+def may_search_families(options: PlanningOptions, planner: str, schedule: str | None) -> bool:
+    """Whether plans may have several stages a device, cut backwards or sharded optimizers."""
+    chooses = planner in SEARCH_FAMILIES and schedule is None
+    return (
+        chooses
+        and replace(options, split_backward=options.split_backward is not False).uses_families
+    )
+
+
+def _settled(problem: Problem, *, is_free: bool) -> Problem:
+    """The problem with what its options stand for, for a planner that chooses the order or not."""
+    options = problem.options.settled(
+        problem.model, problem.cluster.num_devices, problem.num_microbatches, is_free=is_free
+    )
+    return replace(problem, options=options)
 
 
 def _rules(schedule: str | None) -> dict[str, ScheduleRule]:

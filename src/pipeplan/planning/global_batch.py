@@ -25,11 +25,11 @@ from pipeplan.errors import (
     ProfileError,
 )
 from pipeplan.measured_times import times_of_layer
-from pipeplan.pipeline import Plan
-from pipeplan.planning.door import make_problem
+from pipeplan.pipeline import BoundScope, Plan
+from pipeplan.planning.door import make_problem, may_search_families
 from pipeplan.planning.door import plan as make_plan
 from pipeplan.planning.options import OptionArguments, PlanningOptions
-from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms
+from pipeplan.planning.planner.lower_bound import bucket_sizes, relaxed_bound_ms, work_bound_ms
 from pipeplan.profile import LayerProfile, ModelProfile, TimesAt
 from pipeplan.validation import COUNT, MAX_BLOCKS, MICROBATCHES, require_count
 
@@ -160,6 +160,7 @@ class _Search:
         self.plans: dict[int, Plan] = {}
         self.reasons: dict[int, InfeasibleError | InputError] = {}
         self.left_out: list[int] = []
+        self.searches_families = may_search_families(options, planner, settings["schedule"])
 
     def run(self) -> Plan:
         """The best plan of all sizes."""
@@ -183,7 +184,9 @@ class _Search:
     def _may_improve(self, size: int) -> bool:
         """Whether the certificate of a size leaves room for a plan faster than the best so far."""
         bound, best_ms = self.plans[size].bound, self.plans[self._best()].iteration_ms
-        return bound is None or bound.lower_bound_ms < best_ms * NO_BETTER
+        if bound is None or (self.searches_families and bound.scope is not BoundScope.FAMILIES):
+            return True
+        return bound.lower_bound_ms < best_ms * NO_BETTER
 
     def _sizes(self) -> list[int]:
         """The divisors of the batch that leave an allowed number of microbatches."""
@@ -220,12 +223,15 @@ class _Search:
         return len(needs_gb) > 1 and needs_gb[-2] < needs_gb[-1]
 
     def _cannot_win(self, size: int) -> bool:
-        """Whether the lower bound of a size is above the best time so far."""
+        """Whether the lower bound of a size is above the best time so far.
+
+        With several stages a device only that of the work holds.
+        """
         if not self.plans:
             return False
         best_ms = self.plans[self._best()].iteration_ms
         buckets = bucket_sizes(self.cluster.num_devices, self.model.num_layers)
-        if buckets is None:
+        if buckets is None and not self.searches_families:
             return False
         try:
             problem = make_problem(
@@ -236,6 +242,8 @@ class _Search:
             )
         except (InputError, InfeasibleError):
             return False
+        if self.searches_families or buckets is None:
+            return work_bound_ms(problem.cost, problem.num_microbatches) >= best_ms * NO_BETTER
         bound_ms = relaxed_bound_ms(
             problem.kernel_instance(least_times=True), buckets, best_ms, problem.num_threads
         )

@@ -4,7 +4,7 @@ The commands offer the same options (`commands/planning_options.py`), and a swee
 for each.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 from pipeplan.cluster import Cluster
@@ -21,14 +21,16 @@ FLAGS = (
     "divisible",
     "ignore_memory",
     "keep_tied",
-    "split_backward",
     "shard_optimizer",
     "runnable",
 )
-DEFAULT_POSITIONS: "int | str" = 1
-DEFAULT_SPLIT_BACKWARD = False
-"""Of plans with several stages a device, and of backwards cut in two. The runtime runs neither."""
 AUTO = "auto"
+MAX_AUTO_DEVICES, MAX_AUTO_MICROBATCHES = 64, 512
+"""Beyond, several stages a device and cut backwards are searched only if somebody asks for them:
+they would take longer than all the rest of planning, and find little."""
+UNRECORDED = {"positions": 1, "split_backward": False}
+"""What a plan's record leaves out, whatever the defaults are: plans with one stage a device and
+whole backwards, as they were before there were others."""
 POSITIONS = (1, 64)
 NAME_LISTS = ("no_cut_after", "without")
 
@@ -47,7 +49,7 @@ class OptionArguments(TypedDict, total=False):
     last_on: str | None
     without: tuple[str, ...]
     positions: int | str
-    split_backward: bool
+    split_backward: bool | None
     shard_optimizer: bool
     effort: float
     runnable: bool
@@ -74,10 +76,12 @@ class PlanningOptions:
     last_on: str | None = None
     without: tuple[str, ...] = ()
     """Devices that stay unused."""
-    positions: int | str = DEFAULT_POSITIONS
-    """The most stages of a device, up to 64; `auto` chooses."""
-    split_backward: bool = DEFAULT_SPLIT_BACKWARD
-    """Whether backwards may be cut into input gradients and weight gradients."""
+    positions: int | str = AUTO
+    """The most stages of a device, up to 64. `auto` chooses up to 64 devices and 512 microbatches;
+    beyond it stands for 1, unless backwards are to be cut."""
+    split_backward: bool | None = None
+    """Whether backwards may be cut into input gradients and weight gradients. None: where all
+    layers have `weight_grad_ms`, and where `auto` chooses or `positions` is above 1."""
     shard_optimizer: bool = False
     """Whether replicas share the optimizer's moments instead of each keeping all of them."""
     effort: float = 1.0
@@ -90,6 +94,9 @@ class PlanningOptions:
             if type(getattr(self, name)) is not bool:
                 value = excerpt(getattr(self, name))
                 raise InputError(f"{name}: {value} is neither true nor false")
+        if self.split_backward is not None and type(self.split_backward) is not bool:
+            value = excerpt(self.split_backward)
+            raise InputError(f"split_backward: {value} is neither true, false nor null")
         for name in NAME_LISTS:
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         if not isinstance(self.together, list | tuple):
@@ -115,8 +122,25 @@ class PlanningOptions:
 
     @property
     def uses_families(self) -> bool:
-        """Whether plans may need the second version of the format."""
-        return self.positions != 1 or self.split_backward or self.shard_optimizer
+        """Whether plans may need the second version of the format; of settled options."""
+        return self.positions != 1 or bool(self.split_backward) or self.shard_optimizer
+
+    def settled(
+        self, model: ModelProfile, num_devices: int, num_microbatches: int, *, is_free: bool
+    ) -> "PlanningOptions":
+        """The same with a number or `auto` that is meant, and with a yes or no to cut backwards.
+
+        `is_free` says whether the planner chooses stages and order itself. Others keep one stage a
+        device and whole backwards, unless they are asked otherwise.
+        """
+        is_asked = bool(self.split_backward) or self.positions not in (1, AUTO)
+        is_small = num_devices <= MAX_AUTO_DEVICES and num_microbatches <= MAX_AUTO_MICROBATCHES
+        chooses = is_asked or (is_free and is_small)
+        positions = self.positions if chooses or self.positions != AUTO else 1
+        split = self.split_backward
+        if split is None:
+            split = is_free and chooses and model.has_weight_gradients
+        return replace(self, positions=positions, split_backward=split)
 
     def limits(self, model: ModelProfile, cluster: Cluster) -> Limits:
         """The limits that a plan of this model on this cluster has to keep."""
@@ -129,11 +153,15 @@ class PlanningOptions:
         return {each.name: getattr(self, each.name) for each in fields(PlanningOptions)}
 
     def record(self) -> dict[str, Any]:
-        """The options as a plan records them: effort, and those that differ from their defaults."""
+        """Settled options as a plan records them: effort, and what differs from the usual.
+
+        What is usual never changes, so that old files keep their meaning.
+        """
+        usual = {each.name: each.default for each in fields(PlanningOptions)} | UNRECORDED
         return {
-            each.name: _plain(getattr(self, each.name))
-            for each in fields(PlanningOptions)
-            if each.name == "effort" or getattr(self, each.name) != each.default
+            name: _plain(getattr(self, name))
+            for name in usual
+            if name == "effort" or getattr(self, name) != usual[name]
         }
 
 

@@ -20,6 +20,8 @@ from pipeplan.simulator import Codes
 __all__ = ["Draft", "LateStart", "Planner", "Problem", "SearchInterrupted", "check_deadline"]
 
 NO_LIMIT = 2**31 - 1
+PLAIN = PlanningOptions(positions=1, split_backward=False)
+"""One stage a device and whole backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Problem:
     num_microbatches: int
     limits: Limits = field(default_factory=Limits)
     """What the plan has to keep. Published planners plan by their own rules and ignore it."""
-    options: PlanningOptions = field(default_factory=PlanningOptions)
+    options: PlanningOptions = field(default_factory=lambda: PLAIN)
     """What the user asked for, as plans record it."""
     seed: int = 0
     effort: float = 1.0
@@ -105,10 +107,9 @@ class Problem:
     @property
     def _max_stages(self) -> int:
         """The limit on the number of stages; a number that cannot be reached where it is none."""
-        possible, asked = (
-            min(self.model.num_layers, self.cluster.num_devices),
-            self.limits.max_stages,
-        )
+        asked, possible = self.limits.max_stages, self.model.num_layers
+        if self.options.positions == 1:
+            possible = min(possible, self.cluster.num_devices)
         return NO_LIMIT if asked is None or asked >= possible else asked
 
     @property
@@ -141,6 +142,8 @@ class Draft:
     """Entries that the planner adds to the plan's options."""
     shard_optimizer: bool = False
     """Whether replicas share the optimizer's moments."""
+    one_stage_bound: Bound | None = None
+    """Of plans with one stage a device, where `bound` speaks of all: it is often higher."""
 
     @property
     def schedule(self) -> Schedule:

@@ -1,6 +1,7 @@
 """Every planner by its name: ours, the published ones, and those of other packages."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from pipeplan.errors import InfeasibleError, InputError
@@ -12,21 +13,26 @@ from pipeplan.planning.planner.exact import plan_exact
 from pipeplan.planning.planner.reduction import plan_within_limits
 from pipeplan.planning.planner.settings import published_starts
 from pipeplan.planning.planner.spp import plan_spp
-from pipeplan.planning.planner.unshared import plan_knowing_links
+from pipeplan.planning.planner.unshared import half_time, plan_knowing_links
 from pipeplan.planning.problem import Draft, Planner, Problem
 from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
-__all__ = ["PLANNERS", "choose_planners", "find_planner", "planner_names"]
+__all__ = ["PLANNERS", "SEARCH_FAMILIES", "choose_planners", "find_planner", "planner_names"]
 
 CHOOSE_BY_TIME = ("grid",)
 """Published planners that choose by real times, so that shared links change their plans."""
+SEARCH_FAMILIES = ("best",)
+"""Planners that search several stages a device and cut backwards by default."""
 SLOW = "exact"
 """Takes minutes where the others take milliseconds, so it runs only if somebody names it."""
 
 
 def plan_best_of_all(problem: Problem) -> Draft:
     """`best`, which also starts from the plans of published planners."""
-    return plan_within_limits(problem, _plan_best_from_published)
+    options = problem.options.settled(
+        problem.model, problem.cluster.num_devices, problem.num_microbatches, is_free=True
+    )
+    return plan_within_limits(replace(problem, options=options), _plan_best_from_published)
 
 
 def plan_exact_within_limits(problem: Problem) -> Draft:
@@ -40,15 +46,28 @@ def _plan_best_from_published(problem: Problem) -> Draft:
         return plan_knowing_links(problem, plan_best_shares, published.drafts)
     if problem.options.split_backward:
         require_weight_gradients(problem, "split_backward")
+    # The usual effort goes first, as it does alone. So more effort never gives a slower plan.
+    first = None
+    if problem.effort > 1:
+        with suppress(InfeasibleError):
+            first = _plan_families(replace(problem, effort=1.0), published)
+    return _plan_families(problem, published, first)
+
+
+def _plan_families(
+    problem: Problem, published: "_PublishedPlans", first: Draft | None = None
+) -> Draft:
+    """One stage a device, then several; `first` is what less effort found."""
     group_planners = [BASELINES[name] for name in GROUP_BASELINES]
     try:
-        one_stage = plan_knowing_links(problem, plan_best_shares, published.drafts)
+        part = replace(problem, deadline=half_time(problem.deadline))
+        one_stage = plan_knowing_links(part, plan_best_shares, published.drafts)
     except InfeasibleError:
-        draft = plan_chains(problem, None, group_planners)
+        draft = plan_chains(problem, None, group_planners, first)
         if draft is None:
             raise
         return draft
-    return plan_chains(problem, one_stage, group_planners) or one_stage
+    return plan_chains(problem, one_stage, group_planners, first) or one_stage
 
 
 class _PublishedPlans:

@@ -6,14 +6,17 @@ best plan with one stage a device. Each candidate is scheduled by list schedulin
 that there is. The schedules of the best ones are improved (`_core/chain_schedule.cpp`).
 
 The result is never slower than the plan with one stage a device, nor than published orders on even
-splits that keep the limits. What the bound says of such plans: all the work over all the speed.
+splits that keep the limits. It has one stage a device where more would gain less than a percent.
+What the bound says of other plans: all the work over all the speed.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan import _core
+from pipeplan.bound_checks import has_even_shares
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.figures import group_figures
 from pipeplan.group_costs import group_costs
@@ -40,6 +43,10 @@ CROWDED = (1.0, 2.0)
 MANY_BEST = 3
 """Plans of each of these searches that the simulator judges."""
 REALLY_FASTER = 1 - 1e-9
+WORTH = 0.99
+"""A plan with several stages a device, or with cut backwards, has to take no more than this part of
+the time with one stage a device. Less is not worth a plan that is harder to read and to run, unless
+a published plan of that kind is faster."""
 MAX_SEED = 2**64
 
 
@@ -65,21 +72,22 @@ BUDGETS = (
 
 
 def plan_chains(
-    problem: Problem, one_stage: Draft | None, published: Iterable[Callable[[Problem], Draft]] = ()
+    problem: Problem,
+    one_stage: Draft | None,
+    published: Iterable[Callable[[Problem], Draft]] = (),
+    first: Draft | None = None,
 ) -> Draft | None:
     """The fastest of `one_stage`, the published plans within the limits, and what is found.
 
-    None if there is nothing at all.
+    None if there is nothing at all. `first` is what the usual effort found, if this is more.
     """
-    if problem.cluster.num_devices > MAX_DEVICES:
-        return one_stage
     search = _ChainSearch(problem.within_samples(), one_stage)
     try:
-        for planner in published:
-            search.offer_plan_of(planner)
-        search.run()
-        search.cut_all_reduces()
-        search.join_last_gradients()
+        search.start(published, first)
+        if search.may_gain:
+            search.run()
+            search.cut_all_reduces()
+            search.join_last_gradients()
     except KeyboardInterrupt:
         draft = search.draft()
         if draft is None:
@@ -99,10 +107,32 @@ class _ChainSearch:
         self.best = one_stage
         self.one_stage = one_stage
         self.best_ms = math.inf if one_stage is None else one_stage.iteration_ms
+        self.needs_others = one_stage is None
+        """Whether the plan with one stage a device is not enough, however little others gain."""
+        self.effort = problem.effort
         self.max_positions = (
             AUTO_POSITIONS if self.options.positions == AUTO else int(self.options.positions)
         )
         self.instance = problem.kernel_instance()
+        self.work_ms = work_bound_ms(problem.cost, problem.num_microbatches)
+
+    def start(self, published: Iterable[Callable[[Problem], Draft]], first: Draft | None) -> None:
+        """Take plans that are known."""
+        for planner in published:
+            self.offer_plan_of(planner)
+        if first is not None:
+            self.offer(first)
+            self.effort -= 1
+        self.needs_others |= self.best is not self.one_stage
+
+    @property
+    def may_gain(self) -> bool:
+        """Whether there may be a plan that is worth it, and time to look for one."""
+        if self.problem.cluster.num_devices > MAX_DEVICES:
+            return False
+        if self.best is not None and time.monotonic() >= self.problem.deadline:
+            return False
+        return self.needs_others or self.work_ms < self.best_ms * WORTH
 
     def _model(self, problem: Problem) -> _core.ChainModel:
         layers = problem.model.layers if self.options.split_backward else ()
@@ -142,7 +172,7 @@ class _ChainSearch:
             problem.cost,
             known,
             max_positions=self.max_positions,
-            is_split=self.options.split_backward,
+            is_split=bool(self.options.split_backward),
         )
         problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
         found = _core.search_chains(
@@ -150,8 +180,8 @@ class _ChainSearch:
             starts,
             problem.seed % MAX_SEED,
             budget.num_starts,
-            budget.anneal * problem.effort * part,
-            budget.polish * problem.effort * part,
+            budget.anneal * self.effort * part,
+            budget.polish * self.effort * part,
             budget.num_best if part == 1.0 else MANY_BEST,
             problem.num_threads,
             problem.deadline,
@@ -249,17 +279,23 @@ class _ChainSearch:
         """Whether the options allow so many stages a device, and cut backwards."""
         has_cut = any((unpack_codes(order)[1] > 1).any() for order in draft.orders)
         most = max(len(group.stages) for group in groups_of(draft.stages))
-        return most <= self.max_positions and (self.options.split_backward or not has_cut)
+        return most <= self.max_positions and bool(self.options.split_backward or not has_cut)
 
     def draft(self) -> Draft | None:
         """The best plan; with a bound on all plans of its kind."""
         shards = self.options.shard_optimizer
+        one_stage_ms = math.inf if self.one_stage is None else self.one_stage.iteration_ms
+        if not self.needs_others and self.best_ms > one_stage_ms * WORTH:
+            self.best = self.one_stage
         if self.best is None or (self.best is self.one_stage and not shards):
             return self.best
         problem = self.problem
         num_terms = 3 * problem.num_microbatches * problem.model.num_layers + 8
-        bound_ms = work_bound_ms(problem.cost, problem.num_microbatches) - num_terms * INSTANT_MS
-        is_even = not any(stage.recompute for stage in self.best.stages)
+        bound_ms = self.work_ms - num_terms * INSTANT_MS
+        size = problem.model.microbatch_size
+        is_even = all(
+            has_even_shares(stage, size) and not stage.recompute for stage in self.best.stages
+        )
         bound = Bound(lower_bound_ms=max(0.0, bound_ms), scope=BoundScope.FAMILIES)
         return replace(
             self.best,
@@ -267,4 +303,5 @@ class _ChainSearch:
             notes={"bound": "work"} if is_even else {},
             schedule_guarantee_ms=None,
             shard_optimizer=shards,
+            one_stage_bound=None if self.one_stage is None else self.one_stage.bound,
         )

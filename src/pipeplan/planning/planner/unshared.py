@@ -16,7 +16,7 @@ from functools import cache
 
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 
-__all__ = ["plan_knowing_links"]
+__all__ = ["half_time", "plan_knowing_links"]
 
 PlanFrom = Callable[[Problem, Iterable[Draft], LateStart | None], Draft]
 """Plans a problem from complete plans, and before these from a late start, if there is one."""
@@ -32,7 +32,7 @@ def plan_knowing_links(
     @cache
     def without_links() -> Draft:
         unshared = replace(
-            problem, cost=problem.cost.without_shared_links(), deadline=_half_time(problem.deadline)
+            problem, cost=problem.cost.without_shared_links(), deadline=half_time(problem.deadline)
         )
         try:
             return plan_from(unshared, starts(unshared), None)
@@ -43,7 +43,7 @@ def plan_knowing_links(
     return plan_from(problem, starts(problem), without_links)
 
 
-def _half_time(deadline: float) -> float:
+def half_time(deadline: float) -> float:
     """Half of the time that is left for the one, half for the other."""
     now = time.monotonic()
     return deadline if math.isinf(deadline) else now + (deadline - now) / 2

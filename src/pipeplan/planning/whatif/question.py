@@ -190,6 +190,9 @@ def replan(
     return made, None
 
 
+FAMILIES = {"positions", "split_backward", "shard_optimizer"}
+
+
 def ignores_memory(plan: Plan) -> bool:
     """Whether the plan was made without regard to memory."""
     return recorded_options(plan).get("ignore_memory", False)
@@ -209,6 +212,9 @@ def recorded_options(plan: Plan) -> OptionArguments:
             except InputError:
                 continue
             found[name] = getattr(one, name)  # type: ignore[literal-required]
+    if FAMILIES & found.keys() or not plan.uses_families:  # a record leaves out what is plain
+        found.setdefault("positions", 1)
+        found.setdefault("split_backward", False)
     return found
 
 

@@ -1,0 +1,171 @@
+"""Several stages a device and cut backwards by default: where, and what the files say."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from command_line import run_command
+from instances import even_model, flat_cluster, random_cluster, random_model
+from one_stage import ONE_STAGE
+from one_stage import plan as plain_plan
+from pipeplan import check, compare, plan_global_batch, whatif, zoo
+from pipeplan.documents.files import read_plan, write_model, write_plan
+from pipeplan.errors import InputError
+from pipeplan.pipeline import BoundScope
+from pipeplan.planning.door import plan
+from pipeplan.planning.planner.chains import WORTH
+from pipeplan.planning.whatif.question import recorded_options
+from pipeplan.report.analysis.plan_analysis import analyse
+
+PUBLISHED = ("interleaved-1f1b", "zb-h1", "zb-v")
+
+
+def without_weight_gradients(model):
+    return replace(model, layers=tuple(replace(x, weight_grad_ms=None) for x in model.layers))
+
+
+def test_the_default_is_auto_and_cut_where_the_profile_says_how():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    found = plan(model, cluster, 4, effort=0.1)
+    assert found == plan(model, cluster, 4, positions="auto", split_backward=True, effort=0.1)
+    assert (found.options["positions"], found.options["split_backward"]) == ("auto", True)
+    assert any(block.kind == "I" for order in found.schedule for block in order)
+    bare = without_weight_gradients(model)
+    found = plan(bare, cluster, 4, effort=0.1)
+    assert found == plan(bare, cluster, 4, split_backward=False, effort=0.1)
+    assert found.options["positions"] == "auto"
+    assert "split_backward" not in found.options
+    assert found.uses_families
+    assert all(block.kind in "FB" for order in found.schedule for block in order)
+
+
+def test_a_plain_plan_is_that_of_before_to_the_byte(tmp_path):
+    model, cluster = zoo.model("vgg19"), zoo.cluster("4x2-10g")
+    made = plain_plan(model, cluster, 8, effort=0.1)
+    write_plan(made, tmp_path / "a.plan.json")
+    document = json.loads((tmp_path / "a.plan.json").read_text())
+    assert document["format"] == "pipeplan.plan/1"
+    assert sorted(document["options"]) == ["bound", "effort", "microbatches", "planner"]
+    # A record without the two options stands for one stage a device, whatever the default is.
+    asked = recorded_options(read_plan(tmp_path / "a.plan.json"))
+    assert (asked["positions"], asked["split_backward"]) == (1, False)
+    answer = whatif(made, slower={"h0d1": 0.5}, effort=0.1)
+    assert answer.replanned is not None
+    assert not answer.replanned.uses_families
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(65, 4), (4, 513)])
+def test_large_problems_are_planned_as_before(devices, microbatches):
+    model, cluster = even_model(12, 3, 6), flat_cluster(devices)
+    made = plan(model, cluster, microbatches, effort=0.01)
+    assert made == plain_plan(model, cluster, microbatches, effort=0.01)
+    asked = plan(model, cluster, microbatches, effort=0.01, positions=2)
+    assert asked.options["positions"] == 2
+    assert not check(asked).errors
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_default_plan_is_valid_and_worth_it(seed):
+    rng = random.Random(seed)
+    model = random_model(rng, rng.randint(2, 12))
+    layers = tuple(replace(x, weight_grad_ms=x.backward_ms / 2) for x in model.layers)
+    model = replace(model, layers=layers)
+    cluster = random_cluster(rng, rng.randint(1, 6))
+    if rng.random() < 0.5:
+        devices = [replace(d, speed=rng.choice([0.5, 1.0, 2.0])) for d in cluster.devices]
+        cluster = replace(cluster, devices=tuple(devices))
+    microbatches, divisible = rng.choice([2, 8, 40]), rng.random() < 0.5
+    asked = {"effort": 0.1, "divisible": divisible}
+    one, found = (make(model, cluster, microbatches, **asked) for make in (plain_plan, plan))
+    assert not check(found).errors
+    if not found.uses_families:
+        assert replace(found, options={}) == replace(one, options={})
+        return
+    assert found.bound is None or found.bound.scope is BoundScope.FAMILIES
+    if found.iteration_ms > one.iteration_ms * WORTH:
+        others = compare(model, cluster, microbatches, PUBLISHED, **asked)
+        assert any(row.iteration_ms < one.iteration_ms for row in others.rows if row.keeps_limits)
+
+
+def test_one_stage_a_device_says_of_which_plans_it_is_optimal(tmp_path):
+    model, cluster = even_model(1, 3, 6), flat_cluster(2)
+    found = plan(model, cluster, 4)
+    write_plan(found, tmp_path / "x.plan.json")
+    document = json.loads((tmp_path / "x.plan.json").read_text())
+    assert document["format"] == "pipeplan.plan/1"
+    assert document["predicted"]["bound_scope"] == "even-shares"
+    words = analyse(read_plan(tmp_path / "x.plan.json")).verdict
+    assert words == "optimal among plans with one stage a device"
+    assert analyse(plain_plan(model, cluster, 4)).verdict == "optimal"
+
+
+def test_schedules_of_others_and_other_planners_keep_one_stage_a_device():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    for schedule in ("1f1b", "portfolio"):
+        made = plan(model, cluster, 4, schedule=schedule, effort=0.01)
+        assert made == plain_plan(model, cluster, 4, schedule=schedule, effort=0.01)
+    made = plan(model, cluster, 4, "spp")
+    assert made == plain_plan(model, cluster, 4, "spp")
+    assert "positions" not in made.options
+
+
+def test_more_effort_is_never_slower():
+    rng = random.Random(5)
+    for _ in range(3):
+        model, cluster = random_model(rng, 9), random_cluster(rng, 5)
+        usual, more = (plan(model, cluster, 5, effort=effort) for effort in (1, 1.5))
+        assert more.iteration_ms <= usual.iteration_ms * (1 + 1e-12)
+
+
+def test_gaps_of_plans_with_one_stage_a_device_keep_their_own_bound():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    found = compare(model, cluster, 8, ["best", "spp"], effort=0.1)
+    plain = compare(
+        model, cluster, 8, ["best", "spp"], effort=0.1, positions=1, split_backward=False
+    )
+    gaps = [{row.planner: row.gap for row in each.rows} for each in (found, plain)]
+    assert found.plans["best"].uses_families
+    assert gaps[0]["spp"] == pytest.approx(gaps[1]["spp"])
+
+
+def test_a_global_batch_is_planned_with_several_stages_a_device():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    found = plan_global_batch(model, cluster, 16, effort=0.05)
+    plain = plan_global_batch(model, cluster, 16, effort=0.05, **ONE_STAGE)
+    assert found.uses_families
+    assert found.iteration_ms < plain.iteration_ms
+
+
+def test_stages_count_all_stages():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    found = plan(model, cluster, 4, stages=8, effort=0.1)
+    assert len(found.stages) == 8
+    assert len(plan(model, cluster, 4, max_stages=9, effort=0.1).stages) <= 9
+
+
+def test_wrong_choices_are_refused():
+    with pytest.raises(InputError, match="split_backward: 'yes' is neither true, false nor null"):
+        plan(even_model(2, 1, 1), flat_cluster(2), 2, split_backward="yes")
+
+
+def test_exports_name_the_options(tmp_path, capfd):
+    made = plan(zoo.model("bert-large"), zoo.cluster("1x8-pcie"), 4, effort=0.1)
+    path = str(tmp_path / "x.plan.json")
+    write_plan(made, path)
+    for target in ("chakra", "deepspeed"):
+        code, _, err = run_command(capfd, "export", path, "--to", target)
+        assert code == 3
+        assert "or plan with --positions 1 --no-split-backward" in err
+
+
+def test_equal_replicas_keep_one_stage_a_device(tmp_path, capfd):
+    path = tmp_path / "m.model.json"
+    write_model(zoo.model("bert-large"), path)
+    output = str(tmp_path / "x.plan.json")
+    arguments = ["plan", str(path), "1x8-pcie", "-m", "4", "--effort", "0.01", "-o", output]
+    assert run_command(capfd, *arguments, "--uniform-replicas")[0] == 0
+    assert not read_plan(output).uses_families
+    assert run_command(capfd, *arguments)[0] == 0
+    assert read_plan(output).uses_families
