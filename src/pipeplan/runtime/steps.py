@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
+from pipeplan.runtime.attribute_watch import AttributeWatch, require_alike
 from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode, Notice
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.code_agreement import CodeAgreement
@@ -82,6 +84,12 @@ class Steps:
         """Whether a step has begun; the first one's notice comes ahead of its messages."""
         self._ride: Ride | None = None
         """What rides with the messages of this step, if anything does."""
+        self._replicas = [ranks for ranks in placement.ranks if len(ranks) > 1]
+        """The ranks of replicated stages."""
+        self._watch: AttributeWatch | None = None
+        if replica is not None and len(replica.ranks) > 1:
+            functions = [loss.loss_fn, *loss.metrics.values()] if self._is_last else []
+            self._watch = AttributeWatch(replica.held.model, functions, replica.ranks)
         self._same_model = SameModel(replica, optimizer)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, hash_options(optimizer))
@@ -168,12 +176,16 @@ class Steps:
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []
+        num_stats = 1 + len(self._loss.metrics)
         stats = torch.zeros(
-            1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
+            num_stats + bool(self._replicas), dtype=torch.float64, device=self._transport.device
         )
+        if self._watch is not None:
+            stats[-1] = self._watch.look()
         if self._replica is None:
             return None, stats
-        return self._make_blocks(self._replica, batch, targets, agreed, number, stats), stats
+        own = stats[:num_stats]
+        return self._make_blocks(self._replica, batch, targets, agreed, number, own), stats
 
     def _ride_along(
         self, batch: Any, targets: Any, mode: Mode, number: int, options: int, variables: int
@@ -261,7 +273,24 @@ class Steps:
 
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
+        if self._replicas:
+            *sums, difference = sums
+            if difference:
+                self._refuse_changes()
+        if self._watch is not None:
+            self._watch.settle()
         self._code.end_step()
         loss, *numbers = sums
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return loss
+
+    def _refuse_changes(self) -> None:
+        """Say on all ranks what a program has changed on some replicas only."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        changes = self._watch.changes if self._watch is not None else {}
+        dist.all_gather_object(everyone, changes)
+        try:
+            require_alike(everyone, self._replicas)
+        except RuntimeMismatchError as error:  # all ranks raise it
+            self._watchdog.report(error, is_mismatch=True)
+            raise
