@@ -5,6 +5,7 @@ draws depends only on its name and on the shapes of its arguments. Each one is n
 dropout which a cut loses or repeats is found even if it drops nothing.
 """
 
+import functools
 import math
 import random
 import sys
@@ -52,7 +53,7 @@ class SameRandomness(TorchDispatchMode):
     ) -> Any:
         """Run the operation; if it is a random one, seed its generator and note it."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _is_random(func):
             generators = [
                 value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)
             ]
@@ -82,6 +83,12 @@ class SameRandomness(TorchDispatchMode):
             torch.default_generator.manual_seed(seed)
             if torch.cuda.is_available() and any(tensor.is_cuda for tensor in tensors_in(values)):
                 torch.cuda.manual_seed(seed)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    """Whether an operation draws; this is asked for all of them."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def seed_python(position: str) -> None:
