@@ -67,7 +67,7 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 if not index:
                     _require_no_gradients(model)
                 if trains and total.requires_grad:
-                    with _in_backward(randomness):
+                    with _in_backward(randomness, needed=randomness.repeats):
                         total.backward()  # type: ignore[no-untyped-call]
                     result.has_gradient = True
     finally:
@@ -183,7 +183,7 @@ def _run_alone(
                 for index in range(len(samples))
             ]
         if trains:
-            with _in_backward(randomness):
+            with _in_backward(randomness, needed=bool(randomness.draws)):  # recomputation draws
                 for index in range(len(samples)):
                     _backward(stage, index, whole.leaving[index], carried[index], result)
                 _run_weights(stage, range(len(samples)), result)
@@ -194,9 +194,11 @@ def _run_alone(
     return result
 
 
-def _in_backward(randomness: SameRandomness) -> contextlib.AbstractContextManager[Any]:
-    """A backward may draw again what a forward has drawn. If that was nothing, none looks on."""
-    return randomness if randomness.draws else contextlib.nullcontext()
+def _in_backward(
+    randomness: SameRandomness, *, needed: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """A backward may draw again what a forward has drawn; if not, it runs faster by itself."""
+    return randomness if needed else contextlib.nullcontext()
 
 
 def owned_positions(module: StageModule) -> frozenset[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.nesting import tensors_in
 from pipeplan.splitting.torch_private import TorchDispatchMode
 
@@ -41,6 +42,8 @@ class SameRandomness(TorchDispatchMode):
         self.position = ""
         """Where in the model we are."""
         self.is_noting = False
+        self.repeats = False
+        """Whether a backward may draw again, inside of an activation checkpoint."""
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
     @property
@@ -59,6 +62,8 @@ class SameRandomness(TorchDispatchMode):
             ]
             text = _describe(func, args, kwargs) + (OWN_GENERATOR if generators else "")
             if self.is_noting:
+                is_hidden = not torch.is_grad_enabled() or is_inside_checkpoint()
+                self.repeats = self.repeats or is_hidden
                 self.draws.append((self.position, text))
             self._seed(zlib.crc32(text.encode()), generators, [*args, *kwargs.values()])
             output = func(*args, **kwargs)
