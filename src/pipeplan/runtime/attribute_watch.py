@@ -31,6 +31,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.code_variables import words_of_code
 from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.module_state import OF_EVERY_MODULE
+from pipeplan.runtime.rank_values import is_time
 
 __all__ = ["AttributeWatch", "require_alike"]
 
@@ -91,8 +92,11 @@ class AttributeWatch:
         self._sizes = [len(value) for _, value in self._sized]
         self._entries = [_entries(value) for _, value in self._held]
 
-    def look(self) -> float:
-        """A number for what has changed since then. Over all replicas, it sums up to zero."""
+    def look(self) -> tuple[float, float]:
+        """Two numbers for what has changed since then; one of them sums up to zero over replicas.
+
+        The second has the same for values that may be of the rank: its number, a main rank's flag.
+        """
         self.changes = {}
         for (prefix, space), mark in zip(self._spaces, self._marks, strict=False):
             if len(space) != len(mark) or not all(map(is_, space.values(), mark.values())):
@@ -109,21 +113,20 @@ class AttributeWatch:
                 self.changes[path] = " ".join(map(self._text, now[:256]))
         self._marks, self._sizes, self._entries = [], [], []  # nothing stays alive by them
         if not self.changes:
-            return 0.0
-        text = repr(sorted(self.changes.items())).encode(errors="replace")
-        return float(self._factor * (1 + zlib.crc32(text)))
+            return 0.0, 0.0
+        items = sorted(self.changes.items())
+        own = {str(self._rank): "rank", os.environ.get("LOCAL_RANK", "-"): "rank"}
+        own |= {str(flag): f"main {flag is (self._rank == 0)}" for flag in (True, False)}
+        local = [(name, own.get(text, text)) for name, text in items]
+        numbers = [1 + zlib.crc32(repr(each).encode(errors="replace")) for each in (items, local)]
+        return float(self._factor * numbers[0]), float(self._factor * numbers[1])
 
     def _text(self, value: Any) -> str:
         """A text that is equal for equal values on all ranks; values that may differ have none."""
         if value is MISSING:
             return "deleted"
-        if isinstance(value, bool):
-            return "a flag" if value is (self._rank == 0) else repr(value)
-        if isinstance(value, int) and value in (
-            self._rank,
-            int(os.environ.get("LOCAL_RANK", self._rank)),
-        ):
-            return "a rank"
+        if is_time(value):
+            return "a time"
         if isinstance(value, int | float | complex | np.generic):
             return repr(value)
         if isinstance(value, torch.Tensor | np.ndarray):

@@ -23,6 +23,7 @@ from pipeplan.runtime.batches import num_rows
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG, RankTree
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.fingerprints import fingerprint, shape_key
+from pipeplan.runtime.rank_values import are_alike
 
 __all__ = ["Agreed", "BatchAgreement", "Mode", "Notice"]
 
@@ -173,7 +174,8 @@ class BatchAgreement:
                 " scheduler_fn or param_groups_fn"
             )
 
-        if -1 not in (own.variables, notice.variables) and own.variables != notice.variables:
+        variables = own.variables, notice.variables
+        if -1 not in variables and not are_alike(*variables):
             raise RuntimeMismatchError(
                 f"variables: since the last step, the program has set globals or attributes that"
                 f" code of the model or the loss reads, or the mode (train, eval); rank"

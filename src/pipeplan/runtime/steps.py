@@ -178,10 +178,12 @@ class Steps:
         self.num_rows, self.times = agreed.rows, []
         num_stats = 1 + len(self._loss.metrics)
         stats = torch.zeros(
-            num_stats + bool(self._replicas), dtype=torch.float64, device=self._transport.device
+            num_stats + 2 * bool(self._replicas), dtype=torch.float64, device=self._transport.device
         )
         if self._watch is not None:
-            stats[-1] = self._watch.look()
+            for index, changes in enumerate(self._watch.look(), start=num_stats):
+                if changes:
+                    stats[index] = changes
         if self._replica is None:
             return None, stats
         own = stats[:num_stats]
@@ -274,8 +276,8 @@ class Steps:
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
         if self._replicas:
-            *sums, difference = sums
-            if difference:
+            *sums, plain, local = sums
+            if plain and local:
                 self._refuse_changes()
         if self._watch is not None:
             self._watch.settle()

@@ -197,7 +197,7 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
         try:
             results = {}
             for trains in (True, False):
-                results[trains] = run_whole(stage, _used(stage, samples, trains), trains=trains)
+                results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
@@ -222,11 +222,6 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
     return results
 
 
-def _used(stage: StageCalls, samples: Sequence[Sample], trains: bool) -> Sequence[Sample]:
-    """A second sample shows what passes between microbatches; in evaluation, the loss needs it."""
-    return samples if trains or stage.module.is_last else samples[:1]
-
-
 def _require_separate_tensors(
     stage: StageCalls, samples: Sequence[Sample], copied: Result, state: KeptState
 ) -> None:
@@ -235,10 +230,8 @@ def _require_separate_tensors(
     `copied` has copies of all tensors that cross the cuts of the stage, as a message makes them.
     """
     kind = stage.amp_dtype or torch.float32
-    samples = _used(stage, samples, trains=False)
-    shares, samples = stage.shares(samples)[:1], samples[:1]  # one sample tells
     values = [evaluate_whole(stage, sample)[0] for sample in samples]
-    for value, share, loss in zip(values, shares, copied.losses, strict=False):
+    for value, share, loss in zip(values, stage.shares(samples), copied.losses, strict=True):
         expected = torch.tensor(value * share, dtype=torch.float64)
         if not share or are_close(expected, loss.double().cpu(), dtype=kind):
             continue
@@ -286,7 +279,7 @@ def _run_and_compare(
         if missing is not None:
             return _in_forward(missing), trained
         try:
-            cut = run_stage(stage, _used(stage, samples, trains), whole, trains=trains)
+            cut = run_stage(stage, samples, whole, trains=trains)
         except RuntimeMismatchError as error:
             return _in_forward(str(error)), trained
         except Exception as error:
