@@ -216,7 +216,7 @@ class CodeAgreement:
         self._has_run = True
         self.settle()
         for each in self._watched:
-            if each.mark != each.begun:
+            if each.begun is not None and each.mark != each.begun:
                 each.own |= _changed_paths(each)
 
     def _require_no_batch(self, asked: Iterable[_Watched], given: Sequence[Any]) -> None:
@@ -270,7 +270,9 @@ def _new_leaves(watched: _Watched) -> list[_Leaf]:
         return leaves
     before = _by_path(watched, mark)
     found = [leaf for leaf in leaves if before.get(leaf.path) != _mark_of(leaf)]
-    return [leaf for leaf in found if leaf.path in before or not RECORD.search(leaf.path)]
+    found = [leaf for leaf in found if leaf.path in before or not RECORD.search(leaf.path)]
+    gone = before.keys() - {leaf.path for leaf in leaves} - watched.own
+    return found + [_Leaf(path, None) for path in sorted(gone) if not RECORD.search(path)]
 
 
 def _tensors(value: Any) -> Iterator[Any]:
