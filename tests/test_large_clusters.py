@@ -154,19 +154,55 @@ def test_a_time_limit_holds_at_4096_devices(limit_s):
     assert pp.check(made).ok
 
 
-@pytest.mark.parametrize("limit_s", [0.2, 0.6])
-def test_a_time_limit_holds_at_1024_devices_with_random_links(limit_s):
-    """What is computed after the limit counts, so that a busy machine changes nothing."""
-    rng = random.Random(3)
-    rows = tuple(tuple(10 ** rng.uniform(0, 1.5) for _ in range(1024)) for _ in range(1024))
-    devices = tuple(pp.Device(name=str(u)) for u in range(1024))
-    cluster = Cluster(name="random", devices=devices, bandwidth_gb_per_s=rows)
-    model, cpu_s = random_model(rng, 100), []
+def random_links(num_devices: int, seed: int, speeds: tuple[float, ...] = (1.0,)) -> Cluster:
+    rng = random.Random(seed)
+    devices = range(num_devices)
+    return Cluster(
+        name="random",
+        devices=tuple(pp.Device(name=str(u), speed=rng.choice(speeds)) for u in devices),
+        bandwidth_gb_per_s=tuple(
+            tuple(10 ** rng.uniform(0, 1.5) for _ in devices) for _ in devices
+        ),
+    )
+
+
+def seconds_after_the_limit(model, cluster, limit_s: float, **options) -> float:
+    """What is computed after the limit, so that a busy machine changes nothing."""
+    cpu_s: list[float] = []
     timer = threading.Timer(limit_s, lambda: cpu_s.append(time.process_time()))
     timer.start()
-    pp.plan(model, cluster, 16, time_limit_s=limit_s, effort=100, num_threads=1)
+    one_stage = {"positions": 1, "split_backward": False, **options}
+    pp.plan(model, cluster, 16, time_limit_s=limit_s, effort=100, num_threads=1, **one_stage)
     timer.join()
-    assert time.process_time() - cpu_s[0] < 0.4  # 0.2 s, and room for slow machines
+    return time.process_time() - cpu_s[0]
+
+
+@pytest.mark.parametrize("limit_s", [0.2, 0.6])
+def test_a_time_limit_holds_at_1024_devices_with_random_links(limit_s):
+    model, cluster = random_model(random.Random(3), 100), random_links(1024, 3)
+    assert seconds_after_the_limit(model, cluster, limit_s) < 0.4  # 0.2 s, and room
+
+
+SLOW_AND_FAST = (0.4, 0.6, 1.0, 1.3, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "cluster", "limit_s"),
+    [
+        pytest.param(1500, random_links(64, 4), 0.5, id="orders"),
+        pytest.param(700, random_links(64, 5), 0.9, id="relaxed"),
+        pytest.param(60, random_links(24, 6), 0.3, id="near-sets"),
+        pytest.param(3000, random_links(8, 7), 0.2, id="sets"),
+        pytest.param(200, random_links(20, 8, SLOW_AND_FAST), 0.6, id="prices"),
+        pytest.param(100, random_links(64, 9, SLOW_AND_FAST), 0.6, id="speeds"),
+        pytest.param(100, hosts(128, uplink_gb_per_s=5.0), 0.6, id="cards"),
+        pytest.param(5000, random_links(16, 10), 0.2, id="layers"),
+    ],
+)
+def test_a_time_limit_holds_wherever_it_falls(num_layers, cluster, limit_s):
+    """Each of these is busy in another kernel when its time is up."""
+    model = random_model(random.Random(1), num_layers)
+    assert seconds_after_the_limit(model, cluster, limit_s) < 0.4
 
 
 def test_ctrl_c_ends_planning_at_4096_devices():

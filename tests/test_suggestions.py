@@ -1,6 +1,7 @@
 """Where nothing fits: exit code 3, and suggestions that do fit."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -81,3 +82,18 @@ def test_the_command_ends_with_3_and_one_line(capfd, monkeypatch, tmp_path):
     assert err.startswith("pipeplan: no plan fits: the closest needs ")
     assert "; fits with " in err
     assert err.count("\n") == 1
+
+
+def test_a_need_just_above_what_there_is_looks_like_more():
+    error = NoPlanError("", stage=4, devices=("h2d0",), need_gb=1.8508, memory_gb=1.85)
+    assert "needs 1.851 GB on 'h2d0' in stage 4, which has 1.85 GB" in explain(error, ["x"])
+
+
+def test_memory_for_uneven_devices_is_the_least_of_each():
+    """Those that have more keep it: the plan that was tried uses that."""
+    cluster = pairs(2, 2.0)
+    roomy = replace(cluster.devices[0], memory_gb=30.0)
+    cluster = replace(cluster, devices=(roomy, *cluster.devices[1:]))
+    error = NoPlanError("", stage=0, devices=("h0d1",), need_gb=6.0, memory_gb=2.0)
+    found = what_would_fit(zoo.model("bert-large"), cluster, 8, error)
+    assert found[-1].startswith("with at least 6.01 GB on each device")

@@ -126,7 +126,8 @@ class CostModel:
         self.speed_D = np.array([device.speed for device in cluster.devices], dtype=np.float64)
         self.host_links = large_host_links(cluster)
         """The links of a large cluster of hosts; None where there are full matrices."""
-        self._bytes_per_ms_DD: Floats | None = None
+        self._rates_DD: list[Floats] = []
+        """All rates, once they are made; copies of these costs share them."""
         self._latency_ms = np.array(cluster.latency_us, dtype=np.float64)
         if self._latency_ms.ndim == 2:
             np.fill_diagonal(self._latency_ms, 0.0)
@@ -217,13 +218,13 @@ class CostModel:
     @property
     def bytes_per_ms_DD(self) -> Floats:
         """All rates as a matrix; on a large cluster of hosts it is made when first asked for."""
-        if self._bytes_per_ms_DD is None:
+        if not self._rates_DD:
             # In place, because a matrix of 4,096 devices takes 134 MB.
             rates = np.array(self.cluster.bandwidth_gb_per_s, dtype=np.float64)
             np.fill_diagonal(rates, 0.0)  # ignored, so it may hold any number
             rates *= BYTES_PER_MS_IN_GB_PER_S
-            self._bytes_per_ms_DD = rates
-        return self._bytes_per_ms_DD
+            self._rates_DD.append(rates)
+        return self._rates_DD[0]
 
     @property
     def is_connected(self) -> bool:

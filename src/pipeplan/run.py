@@ -232,9 +232,6 @@ def _train(
 
 def _runnable(read: Plan, *, as_is: bool) -> Plan:
     """The plan; or a new one for the same inputs, if a stage has more replicas than rows."""
-    from pipeplan.runtime.placement import require_runnable
-
-    require_runnable(read)
     rows = read.model.microbatch_size
     widest = max(range(read.num_stages), key=lambda stage: read.stages[stage].num_replicas)
     if read.stages[widest].num_replicas <= rows:

@@ -79,9 +79,12 @@ def run_plan(plan: Plan, cost: CostModel | None = None) -> tuple[PipelineCosts, 
     return costs, run_schedule(costs, codes)
 
 
-def run_schedule(costs: PipelineCosts, codes: Codes) -> Run:
-    """One iteration in the given order of blocks, each of which is there exactly once."""
-    trace = _core.run_schedule(costs.for_kernels(), codes)
+def run_schedule(costs: PipelineCosts, codes: Codes, deadline: float = np.inf) -> Run:
+    """One iteration in the given order of blocks, each of which is there exactly once.
+
+    Raises `DeadlineError` at the deadline, on the clock of `time.monotonic`.
+    """
+    trace = _core.run_schedule(costs.for_kernels(), codes, deadline)
     blocks_done = trace[4].tolist()
     if any(done < codes.shape[1] for done in blocks_done):
         raise ScheduleError(_explain_deadlock(Schedule.from_codes(codes), blocks_done))

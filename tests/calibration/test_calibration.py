@@ -271,3 +271,17 @@ def test_traces_of_other_plans_are_refused(tmp_path, capfd, monkeypatch):
         assert (code, out) == (2, "")
         assert err.startswith(f"pipeplan: {name}: ")
         assert err.count("\n") == 1
+
+
+def test_a_trace_without_lengths_measures_nothing():
+    plan = plan_of()
+    points = [span._replace(end_ms=span.start_ms) for span in spans_of(plan)]
+    with pytest.raises(InputError, match="all blocks of the trace have length 0"):
+        make_run(plan, points)
+
+
+def test_a_predicted_trace_is_no_run(tmp_path):
+    plan = plan_of()
+    pp.write_trace(plan, tmp_path / "trace.json")
+    with pytest.raises(InputError, match="no track 'ran', so it is not of a run"):
+        read_run(tmp_path / "trace.json", plan)

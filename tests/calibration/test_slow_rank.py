@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-import pipeplan as pp  # noqa: E402
 from instances import flat_cluster  # noqa: E402
+from one_stage import plan  # noqa: E402
 from pipeplan.calibration.door import calibrate  # noqa: E402
 from pipeplan.calibration.measured_run import read_run  # noqa: E402
 from pipeplan.profile import LayerProfile, ModelProfile  # noqa: E402
@@ -89,7 +89,7 @@ def both_plans(rank, folder):
     told = []
     made = [None]
     if rank == 0:
-        made = [pp.plan(profile(), flat_cluster(RANKS, 1.0), MICROBATCHES, stages=RANKS)]
+        made = [plan(profile(), flat_cluster(RANKS, 1.0), MICROBATCHES, stages=RANKS)]
     dist.broadcast_object_list(made)
     (old,) = made
     trace = folder / "trace.json"

@@ -400,3 +400,10 @@ def test_cards_of_the_kernel(tmp_path):
     for text, gb_per_s in (("10000\n", 1.25), ("-1\n", 0.0), ("x\n", 0.0)):
         (card / "speed").write_text(text)
         assert machine._ethernet_gb_per_s(card) == gb_per_s
+
+
+def test_a_link_without_bandwidth_is_refused(capfd, tmp_path):
+    arguments = ("discover", "--processes", 2, "-o", tmp_path / "c.json", "--assume")
+    code, _, err = run_command(capfd, *arguments, "CPU=0")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "assume: CPU=0 would leave no such link" in err

@@ -571,3 +571,25 @@ def test_the_command_writes_traces(plan_file, tmp_path, capfd):
     output = tmp_path / "trace.json"
     assert run_command(capfd, "export", plan_file, "--to", "chrome-trace", "-o", output)[0] == 0
     assert json.loads(output.read_text())["traceEvents"]
+
+
+def test_an_unknown_format_is_answered_with_all_formats(plan_file, capfd):
+    code, _, err = run_command(capfd, "export", plan_file, "--to", "foo")
+    assert code == 2
+    assert all(name in err for name in (*FORMATS, "chrome-trace"))
+
+
+def test_files_beside_the_output_are_not_overwritten(plan_file, tmp_path, capfd):
+    output = tmp_path / "run.py"
+    arguments = ("export", plan_file, "--to", "torchtitan", "-o", output)
+    code, out, err = run_command(capfd, *arguments)
+    assert code == 0, err
+    others = [path for path in tmp_path.iterdir() if path != output and path.name in out]
+    assert others
+    output.unlink()
+    others[0].write_text("mine")
+    code, _, err = run_command(capfd, *arguments)
+    assert (code, others[0].read_text(), output.exists()) == (2, "mine", False)
+    assert "is there already, and torchtitan writes it beside -o" in err
+    others[0].unlink()
+    assert [run_command(capfd, *arguments)[0] for _ in range(2)] == [0, 0]

@@ -475,3 +475,30 @@ def test_the_command_refuses_other_settings(tmp_path, capfd, arguments, part):
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert part in err
+
+
+def test_a_graph_may_begin_with_its_edges():
+    edges, nodes = [], []
+    for line in PIPEDREAM.splitlines():
+        (nodes if "forward_compute_time=" in line else edges).append(line)
+    assert edges
+    turned = "\n".join([*edges, *nodes])
+    assert recognise(turned) == "pipedream"
+    assert imported(turned).result == imported(PIPEDREAM).result
+
+
+def test_options_that_do_not_apply_are_refused():
+    for name, text in SAMPLES.items():
+        if name not in ("nvidia-topo", "nccl"):
+            with pytest.raises(InputError, match="assume: does not apply to"):
+                imported(text, name, assumed_gb_per_s={"NV": 25.0})
+        if name in CLUSTERS:
+            with pytest.raises(InputError, match="microbatch-size: does not apply to"):
+                imported(text, name, microbatch_size=4)
+
+
+def test_piper_s_times_are_said_to_be_of_the_microbatch():
+    assert not any("timePerSample" in note for note in imported(PIPER).notes)
+    found = imported(PIPER, microbatch_size=8)
+    assert any("of 8 samples together" in note for note in found.notes)
+    assert found.result.layers == imported(PIPER).result.layers

@@ -14,8 +14,10 @@ from torch import nn  # noqa: E402
 from families.samples import schedule_of  # noqa: E402
 from family_plans import causal_orders, random_group_stages, random_kinds  # noqa: E402
 from instances import flat_cluster  # noqa: E402
+from pipeplan import zoo  # noqa: E402
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Plan, Schedule, Stage  # noqa: E402
+from pipeplan.planning.door import plan as plan_with  # noqa: E402
 from pipeplan.profile import LayerProfile, ModelProfile  # noqa: E402
 from pipeplan.runtime import Pipeline  # noqa: E402
 from pipeplan.runtime.supervision.watchdog import WatchdogOptions  # noqa: E402
@@ -103,13 +105,38 @@ def random_plan(rng, names):
         stages=stages,
         schedule=Schedule(causal_orders(rng, stages, kinds)),
         planner="test",
+        shard_optimizer=rng.random() < 0.3,
     )
 
 
+def planned_plan(rng, names):
+    """What `best` makes of some layers of a known model, on devices and links that differ."""
+    known = zoo.model(rng.choice(["bert-large", "vgg19", "resnet152", "transformer-big"]))
+    taken = sorted(rng.sample(range(known.num_layers), len(names)))
+    layers = zip(taken, names, strict=True)
+    model = replace(
+        known,
+        microbatch_size=rng.randint(3, 6),
+        layers=tuple(replace(known.layers[index], name=name, at=()) for index, name in layers),
+        tied=(),
+    )
+    cluster = flat_cluster(MAX_RANKS)
+    rates = [
+        [rng.choice([0.5, 1.25, 3.0, 12.0]) for _ in range(MAX_RANKS)] for _ in cluster.devices
+    ]
+    speeds = rng.choice([(1.0,), (1.0, 2.0)])
+    devices = [replace(device, speed=rng.choice(speeds)) for device in cluster.devices]
+    cluster = replace(cluster, devices=tuple(devices), bandwidth_gb_per_s=tuple(map(tuple, rates)))
+    options = {"positions": "auto", "split_backward": True}
+    return plan_with(model, cluster, rng.randint(2, 6), "best", **options)
+
+
 def random_cases(count, seed=7):
+    """Every third of them is made by the planner."""
     rng = random.Random(seed)
     kinds = [KINDS[index % len(KINDS)] for index in range(count)]
-    return [(kind, random_plan(rng, make_case(kind)[1])) for kind in kinds]
+    make = [planned_plan if index % 3 == 1 else random_plan for index in range(count)]
+    return [(kind, make(rng, make_case(kind)[1])) for kind, make in zip(kinds, make, strict=True)]
 
 
 def make_optimizer(parameters):
@@ -166,14 +193,16 @@ def check_cases(cases):
 
 
 def test_a_dozen_of_the_random_plans():
-    cases = random_cases(NUM_PLANS)[::5]
+    cases = random_cases(12)
     assert sum(plan.uses_families for _, plan in cases) >= 10
+    assert any(s.gradient_buckets > 5 and s.num_replicas > 1 for _, p in cases for s in p.stages)
     check_cases(cases)
 
 
 @pytest.mark.full
-def test_all_random_plans():
-    check_cases(random_cases(NUM_PLANS))
+@pytest.mark.parametrize("part", range(6))
+def test_all_random_plans(part):
+    check_cases(random_cases(NUM_PLANS)[part::6])
 
 
 def written_plan(names, cuts, chain, orders, rows=4, microbatches=2, **changes):
@@ -325,6 +354,74 @@ def scene_all_reduces_in_parts_start_inside_the_last_weight_half(rank, folder):
         assert 2 * 2 <= num_parts <= 2 * 3 if rank < 2 else not num_parts
 
 
+def scene_sharded_optimizers_update_alike(rank, folder):
+    """Each replica keeps its share of the moments; checkpoints hold all of them."""
+    names = [str(i) for i in range(8)]
+
+    def groups(name, parameter):
+        return {"weight_decay": 0.0 if name.endswith("bias") else 0.1}
+
+    def train(plan, first, last):
+        model = seeded(lambda: make_mlp(8).double())
+        with Pipeline(plan, model, mlp_loss, adam, clip_norm=1.0, param_groups_fn=groups) as made:
+            assert made.load(folder) == (first > 0)
+            for step in range(first, last):
+                made.step(*[tensor.double() for tensor in batch_of(step)])
+            kept = {n: set(made.optimizer.state[p]) for n, p in made.model.named_parameters()}
+            made.save(folder)
+            return made.full_state_dict(), {name for name, slots in kept.items() if slots}
+
+    adam = torch.optim.AdamW
+    sharded = replace(v_plan(names), shard_optimizer=True)
+    _, kept = train(sharded, 0, 2)
+    train(flat_plan(names), 2, 3)
+    train(sharded, 3, 4)
+    state, kept_later = train(replace(flat_plan(names), shard_optimizer=True), 4, 5)
+    found = [None] * 3
+    torch.distributed.all_gather_object(found, (kept, kept_later))
+    (zero, _), (one, later_one), (_, later_two) = found
+    assert zero
+    assert one
+    assert not zero & one
+    assert zero | one == {f"{i}.0.{p}" for i in (0, 1, 6) for p in ("weight", "bias")} | {
+        "7.weight",
+        "7.bias",
+    }
+    assert later_one
+    assert later_two
+    assert not later_one & later_two
+    model = seeded(lambda: make_mlp(8).double())
+    decayed = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    others = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    optimizer = adam(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    )
+    for step in range(5):
+        optimizer.zero_grad()
+        inputs, targets = (tensor.double() for tensor in batch_of(step))
+        mlp_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    if rank == 0:
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+
+
+class OneNorm(torch.optim.SGD):
+    """Divides by the norm over all its parameters."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+        for parameter in held:
+            if parameter.grad is not None:
+                parameter.grad.div_(norm)
+        super().step()
+
+
 class Counting(TinyLanguageModel):
     """Counts its forwards, outside of its layers."""
 
@@ -360,9 +457,9 @@ def scene_refusals(rank, folder):
         with pytest.raises(RuntimeMismatchError, match=line):
             pipeline.step(tokens, tokens)
         pipeline.close()
-    sharded = replace(plan, shard_optimizer=True)
-    with pytest.raises(RuntimeMismatchError, match="shard_optimizer: the runtime keeps the whole"):
-        Pipeline(sharded, seeded(lambda: Carrying(6)), token_loss, torch.optim.SGD)
+    sharded = replace(flat_plan(names), shard_optimizer=True)
+    with pytest.raises(RuntimeMismatchError, match="OneNorm updates a parameter by what other"):
+        Pipeline(sharded, seeded(lambda: TinyLanguageModel(6)), token_loss, OneNorm)
 
 
 def scene_the_comparison_sees_both_halves(rank, folder):

@@ -200,14 +200,14 @@ BY_THEMSELVES = [
 ]
 
 
-def take_stage(optimizer_fn, *, num_groups=2, groups_fn=None):
+def take_stage(optimizer_fn, *, is_apart=True, groups_fn=None):
     """The optimizer of the last layer of a model, as that layer's rank makes it."""
     model = three()
     before = [p.detach().clone() for p in model.parameters()]
     groups = plan_groups(model, None, groups_fn)
     expected = find_options(model, None, optimizer_fn, groups)
     own = {name: p for name, p in model.named_parameters() if name.startswith("2")}
-    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, num_groups=num_groups)
+    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, is_apart=is_apart)
     assert all(map(torch.equal, before, model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
     return optimizer
@@ -221,7 +221,7 @@ def test_optimizers_of_torch_update_each_parameter_by_itself(name):
 def test_optimizers_that_mix_parameters_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"OneNorm updates a parameter by what other"):
         take_stage(OneNorm)
-    assert take_stage(OneNorm, num_groups=1).history == []
+    assert take_stage(OneNorm, is_apart=False).history == []
     take_stage(lambda found: Noisy(found, lr=0.1))
 
 
@@ -247,7 +247,7 @@ def with_another_step(found):
 def test_clipping_around_the_step_is_refused(optimizer_fn):
     with pytest.raises(RuntimeMismatchError, match=r"SGD updates a parameter by what other"):
         take_stage(optimizer_fn)
-    take_stage(optimizer_fn, num_groups=1)
+    take_stage(optimizer_fn, is_apart=False)
 
 
 BY_POSITION = {
@@ -281,7 +281,7 @@ def test_a_kept_optimizer_is_the_real_one():
 
 def test_optimizers_that_need_a_closure_are_refused():
     with pytest.raises(RuntimeMismatchError, match=r"LBFGS.step needs 'closure'"):
-        take_stage(torch.optim.LBFGS, num_groups=1)
+        take_stage(torch.optim.LBFGS, is_apart=False)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

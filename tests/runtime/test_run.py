@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 import pipeplan as pp
 from instances import flat_cluster
+from one_stage import plan as plan_plainly
 from pipeplan.profile import LayerProfile, ModelProfile
 from runtime.workers import few_at_once
 
@@ -46,7 +47,7 @@ def text_plan(tmp_path):
         for name in names
     )
     profile = ModelProfile(name="text", microbatch_size=2, layers=layers)
-    plan = pp.plan(profile, flat_cluster(2, 0.05), microbatches=4)
+    plan = plan_plainly(profile, flat_cluster(2, 0.05), microbatches=4)
     pp.write_plan(plan, tmp_path / "text.plan.json")
     return plan
 

@@ -149,31 +149,16 @@ def test_storages_by_number():
 
 
 def test_views():
-    tensor = torch.zeros(4, requires_grad=True) * 2
-    assert torch_private.is_view(tensor.view(2, 2))
-    assert not torch_private.is_view(tensor)
     assert torch_private.makes_views(torch.ops.aten.transpose.int)
     assert not torch_private.makes_views(torch.ops.aten.add_.Tensor)
     assert not torch_private.makes_views(torch.ops.aten.mm.default)
 
 
-def test_backward_in_two_parts():
-    torch.manual_seed(0)
-    layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
-    weights = list(layers.parameters())
-    data = torch.randn(2, 3)
-    whole = data.clone().requires_grad_()
-    layers(whole).sum().backward()
-    expected = [whole.grad, *(weight.grad for weight in weights)]
-    for weight in weights:
-        weight.grad = None
-    parted = data.clone().requires_grad_()
-    groups = torch_private.backward_inputs([layers(parted).sum()], [parted], weights)
-    assert torch.equal(parted.grad, expected[0])
-    assert all(weight.grad is None for weight in weights)
-    torch_private.backward_weights(weights, groups)
-    for weight, gradient in zip(weights, expected[1:], strict=True):
-        assert torch.allclose(weight.grad, gradient)
+def test_nodes_that_save_tensors():
+    leaf = torch.ones(2, requires_grad=True)
+    assert torch_private.saves_tensors(torch.nn.functional.gelu(leaf).grad_fn)
+    assert not torch_private.saves_tensors((leaf + leaf).grad_fn)
+    assert not torch_private.saves_tensors(leaf.view(1, 2).grad_fn)
 
 
 def test_flops():

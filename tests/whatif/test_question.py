@@ -163,6 +163,8 @@ def test_the_options_of_the_plan_hold_for_the_new_one(bert):
         "effort": 1.0,
         "stages": 3,
         "without": ("h3d1", "h0d0"),
+        "positions": 1,
+        "split_backward": False,
     }
     answer = whatif(asked, lose=["h0d0"])
     assert len(answer.replanned.stages) == 3
@@ -177,7 +179,7 @@ def test_the_options_of_the_plan_hold_for_the_new_one(bert):
 
 def test_options_that_make_no_sense_are_left_out(bert):
     odd = replace(bert, options={"effort": "much", "stages": -1, "ignore_memory": 1, "x": object()})
-    assert recorded_options(odd) == {}
+    assert recorded_options(odd) == {"positions": 1, "split_backward": False}
     assert whatif(odd, slower={"h1d0": 0.5}).replanned is not None
 
 

@@ -216,7 +216,7 @@ def device_classes(instance: Instance) -> list[int]:
 def caps(instance: Instance, plan: PlacedPlan) -> list[int]:
     """The most microbatches that each stage may hold; [] if the plan is not possible."""
 
-def run_schedule(costs: PipelineCosts, codes: Ints) -> Trace: ...
+def run_schedule(costs: PipelineCosts, codes: Ints, deadline: float = ...) -> Trace: ...
 def rate_changes(costs: PipelineCosts, codes: Ints) -> tuple[Floats, Ints, Floats]:
     """When which group of flows gets which rate, in bytes per ms; 0: its flows have ended."""
 

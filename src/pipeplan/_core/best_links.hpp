@@ -45,9 +45,7 @@ class DeviceBits {
     void insert(int u) { words_[u / 64] |= std::uint64_t{1} << (u % 64); }
     void erase(int u) { words_[u / 64] &= ~(std::uint64_t{1} << (u % 64)); }
     bool empty() const { return !(words_[0] | words_[1]); }
-    int count() const {
-        return __builtin_popcountll(words_[0]) + (words_[1] ? __builtin_popcountll(words_[1]) : 0);
-    }
+    int count() const { return ones(words_[0]) + (words_[1] ? ones(words_[1]) : 0); }
     int first() const {
         return words_[0] ? __builtin_ctzll(words_[0]) : 64 + __builtin_ctzll(words_[1]);
     }
@@ -60,6 +58,12 @@ class DeviceBits {
     DeviceBits() = default;
 
   private:
+    // Without an instruction for it a call of the compiler's own takes twice as long.
+    static int ones(std::uint64_t word) {
+        word -= word >> 1 & 0x5555555555555555u;
+        word = (word & 0x3333333333333333u) + (word >> 2 & 0x3333333333333333u);
+        return static_cast<int>(((word + (word >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56);
+    }
     DeviceBits(std::uint64_t a, std::uint64_t b) : words_{a, b} {}
     std::uint64_t words_[2] = {0, 0};
 };
@@ -149,7 +153,7 @@ class BestLinks {
 
   private:
     static constexpr long kCliqueSteps = 200'000;
-    static constexpr double kTransferSteps = 1e6;
+    static constexpr double kTransferSteps = 4e5;
 
     std::size_t at(int u, int v) const { return static_cast<std::size_t>(u) * V_ + v; }
 

@@ -125,11 +125,11 @@ nb::tuple trace_to_python(Trace&& trace, const CostsView& costs) {
                               : nb::none());
 }
 
-nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes) {
+nb::tuple py_run_schedule(const PipelineCosts& costs, Codes codes, double deadline) {
     require(codes.shape(1) % 2 == 0, "codes: a forward and a backward for each microbatch");
     const CostsView view = costs.view(static_cast<long>(codes.shape(1) / 2));
     require(codes.shape(0) == static_cast<std::size_t>(view.num_stages), "codes: a row a stage");
-    return trace_to_python(run_kernel(kInfinity,
+    return trace_to_python(run_kernel(deadline,
                                       [&](Control& control) {
                                           require_complete(view, codes.data());
                                           return run_schedule(view, codes.data(), control);
@@ -464,7 +464,7 @@ NB_MODULE(_kernels, m) {
     const double never = kInfinity;
     m.def("device_classes", &device_classes, "instance"_a);
     m.def("caps", &py_caps, "instance"_a, "plan"_a);
-    m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a);
+    m.def("run_schedule", &py_run_schedule, "costs"_a, "codes"_a, "deadline"_a = never);
     m.def("rate_changes", &py_rate_changes, "costs"_a, "codes"_a);
     m.def("run_list", &py_run_list, "costs"_a, "num_microbatches"_a, "preference"_a, "caps"_a);
     m.def("plan_bound", &py_plan_bound, "costs"_a, "num_microbatches"_a, "caps"_a);

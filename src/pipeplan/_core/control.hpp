@@ -53,6 +53,14 @@ class Control {
         poll(now_s());
     }
 
+    // The same, and whether the deadline has passed.
+    bool check_for_deadline() {
+        check_cancelled();
+        const double now = now_s();
+        poll(now);
+        return now >= deadline_s_;
+    }
+
   private:
     static constexpr double kBetweenPollsS = 0.02;
 

@@ -116,7 +116,7 @@ class Run {
         for (int n = 0; n < S_; ++n) starters[n] = n;
         start_stages(starters, choose);
         for (long instant = 1; next_ms() < kNever; ++instant) {
-            if (instant % kInstantsBetweenChecks == 0) control_.check();
+            if (instant % (costs_.flows ? kFewInstants : kInstantsBetweenChecks) == 0) control_.check();
             now_ms_ = next_ms();
             const double last_ms = now_ms_ + kSameInstantMs;
             while (next_ms() <= last_ms) {
@@ -149,6 +149,7 @@ class Run {
 
   private:
     static constexpr long kInstantsBetweenChecks = 8192;
+    static constexpr long kFewInstants = 32;  // where links are shared an instant may take a millisecond
 
     double next_ms() {
         return std::min(ends_.empty() ? kNever : ends_.top().ms, transfers_.next_ms());

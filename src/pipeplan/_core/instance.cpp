@@ -106,10 +106,7 @@ RangeSums::RangeSums(const std::vector<double>& values)
 
 double RangeSums::operator()(int first, int end) const {
     double sum = 0.0;
-    for (std::size_t a = size_ + first, b = size_ + end; a < b; a /= 2, b /= 2) {
-        if (a % 2) sum += tree_[a++];
-        if (b % 2) sum += tree_[--b];
-    }
+    for_nodes(size_, first, end, [&](std::size_t k) { sum += tree_[k]; });
     return sum;
 }
 

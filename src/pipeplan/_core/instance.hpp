@@ -122,6 +122,15 @@ class RangeSums {
     explicit RangeSums(const std::vector<double>& values);
     double operator()(int first, int end) const;
     double value(int index) const { return tree_[size_ + index]; }
+    // Calls `add(k)` for each node k whose values add up to a range's sum, in the order of the sum.
+    template <class Add>
+    static void for_nodes(std::size_t size, int first, int end, const Add& add) {
+        for (std::size_t a = size + first, b = size + end; a < b; a /= 2, b /= 2) {
+            if (a % 2) add(a++);
+            if (b % 2) add(--b);
+        }
+    }
+    const std::vector<double>& nodes() const { return tree_; }
 
   private:
     std::size_t size_;

@@ -71,7 +71,7 @@ class Search {
         changes_.reset(next_);
         changes_.is_resized = true;
         changes_.num_front = changes_.num_back = 0;
-        forward_head_ = head_ = {0.0};
+        way_ = {{0.0, 0.0}};
         const double bound = evaluate(kInfinity);
         if (bound == kInfinity) return;
         Judgement judged = judge(next_, bound, {kInfinity, 1.0, 0});
@@ -82,8 +82,7 @@ class Search {
         double heat = hottest_;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
-                control_.check_without_deadline();
-                if (control_.is_late()) break;
+                if (control_.check_for_deadline()) break;
                 if (champions.age > 0 && champions.ms < beat_ms() && may_simulate())
                     champions = simulated(champion_, champions.ms / champions.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
@@ -95,10 +94,14 @@ class Search {
             if (is_possible && makes_large_moves_ && random_.below(4) == 0)
                 moves_.make(next_, changes_);
             spent_ += kUnitsPerPair * changes_.num_pairs;
-            const double accept_ms =
-                judged.ms * (1 + crowding_) * (1.0 - heat * std::log(random_.unit()));
+            const double unit = random_.unit();
+            if (!is_possible) {
+                restore(next_, current_);
+                continue;
+            }
+            const double accept_ms = judged.ms * (1 + crowding_) * (1.0 - heat * std::log(unit));
             const double most_ms = accept_ms / judged.looseness;
-            const double bound = is_possible ? evaluate(most_ms) : kInfinity;
+            const double bound = evaluate(most_ms);
             if (bound > most_ms) {
                 restore(next_, current_);
                 continue;
@@ -122,6 +125,11 @@ class Search {
             try_all_rules(champion_, simulate(champion_, 0));
     }
 
+    // What a microbatch takes before a stage: its way there, and there and back.
+    struct Way {
+        double there, both;
+    };
+
     // Makes one of two plans that differ by the last move equal to the other.
     void restore(SearchPlan& plan, const SearchPlan& from) const {
         if (changes_.is_resized) plan = from;
@@ -131,13 +139,13 @@ class Search {
     void accept() {
         restore(current_, next_);
         const int S = static_cast<int>(current_.size());
-        suffix_.resize(S), forward_head_.resize(S + 1), head_.resize(S + 1);
+        suffix_.resize(S), way_.resize(S + 1);
         for (int k = changes_.num_back; k < S; ++k) suffix_[k] = new_suffix_[k];
         for (int n = changes_.num_front; n < S; ++n) {
             const StageCosts& costs = current_[n].costs;
             const ChannelCosts channel = n + 1 < S ? current_[n].channel : ChannelCosts{0.0, 0.0};
-            forward_head_[n + 1] = forward_head_[n] + costs.forward + channel.there;
-            head_[n + 1] = head_[n] + costs.forward + costs.backward + channel.there + channel.back;
+            way_[n + 1] = {way_[n].there + costs.forward + channel.there,
+                           way_[n].both + costs.forward + costs.backward + channel.there + channel.back};
         }
         find_critical();
     }
@@ -154,7 +162,7 @@ class Search {
         while (n + 1 < S && own_ms(n) < suffix(n).last_reduce) ++n;
         const int reduced_last = n;
         for (; n + 1 < S; ++n) {
-            const double waits_ms = head_[n + 1] - head_[n] + suffix(n + 1).last_backward;
+            const double waits_ms = way_[n + 1].both - way_[n].both + suffix(n + 1).last_backward;
             if (waits_ms * kRounding < suffix(n).last_backward) break;
         }
         moves_.start_from(current_, reduced_last, n);
@@ -179,19 +187,16 @@ class Search {
         const int S = static_cast<int>(next_.size());
         const int front = changes_.num_front, back = changes_.num_back;
         if (!keeps_constraints(next_)) return kInfinity;
-        const double forward_head = forward_head_[front], head = head_[front];
         most_ms *= kRounding;
-        for (int n = front; n < S - back; ++n) {
-            const SearchStage& stage = next_[n];
-            if (!stage.costs_known && forward_head + M * costs_.work_ms(stage) > most_ms)
-                return kInfinity;
+        double num_pairs = 0.0;
+        if (!stages_may_do(front, S - back, most_ms, num_pairs)) {
+            spent_ += kUnitsPerPair * num_pairs;
+            return kInfinity;
         }
         if (static_cast<int>(new_suffix_.size()) < S) new_suffix_.resize(S);
         const Suffix* behind = back ? &suffix_[back - 1] : nullptr;
-        double num_pairs = 0.0;
         for (int n = S - 1 - back; n >= 0; --n) {
             SearchStage& stage = next_[n];
-            if (!stage.costs_known && !costs_.fill_stage(stage, num_pairs)) break;
             if (behind && !stage.channel_known &&
                 !costs_.fill_channel(stage, next_[n + 1], num_pairs))
                 break;
@@ -200,16 +205,37 @@ class Search {
             else suffix = before(stage.costs,
                                  behind_channel(*behind, stage.channel, M, in_.half_duplex), M);
             behind = &suffix;
-            const double least_ms =
-                std::max(suffix.last_reduce + forward_head, suffix.last_backward + head);
-            if (n >= front && least_ms > most_ms) break;
-            if (n == 0) {
-                spent_ += kUnitsPerStage * (S - back) + kUnitsPerPair * num_pairs;
-                return suffix.last_reduce;
+            const Way& ahead = n < front ? way_[n] : new_way_[n - front];
+            if (std::max(suffix.last_reduce + ahead.there, suffix.last_backward + ahead.both) > most_ms) {
+                spent_ += kUnitsPerStage * (S - back - n) + kUnitsPerPair * num_pairs;
+                return kInfinity;
             }
         }
-        spent_ += kUnitsPerStage * (S - back - front) + kUnitsPerPair * num_pairs;
-        return kInfinity;
+        spent_ += kUnitsPerStage * (S - back) + kUnitsPerPair * num_pairs;
+        return behind == &new_suffix_[S - 1] ? behind->last_reduce : kInfinity;
+    }
+
+    // Whether each of these stages alone lets the plan stay below `most_ms`: first without a look at
+    // links, then with its own. Most moves end here, before channels are looked at.
+    bool stages_may_do(int front, int end, double most_ms, double& num_pairs) {
+        const double M = in_.num_microbatches;
+        const double there = way_[front].there;
+        for (int n = front; n < end; ++n)
+            if (!next_[n].costs_known && there + M * costs_.work_ms(next_[n]) > most_ms) return false;
+        new_way_.clear();
+        Way ahead = way_[front];
+        for (int n = front; n < end; ++n) {
+            SearchStage& stage = next_[n];
+            if (!stage.costs_known && !costs_.fill_stage(stage, num_pairs)) return false;
+            const StageCosts& costs = stage.costs;
+            const double work = costs.forward + costs.backward;
+            if (M * work + std::max(ahead.both, ahead.there + costs.all_reduce) > most_ms) return false;
+            new_way_.push_back(ahead);
+            ahead.there += costs.forward, ahead.both += work;
+            if (!stage.channel_known) continue;
+            ahead.there += stage.channel.there, ahead.both += stage.channel.there + stage.channel.back;
+        }
+        return true;
     }
 
     // With many microbatches the best time is an estimate. The true time takes its place, or none
@@ -328,8 +354,8 @@ class Search {
     Changes changes_;
     // [stages], the last one first; of the current and of the next plan
     std::vector<Suffix> suffix_, new_suffix_;
-    // [stages + 1], of the current plan: a microbatch's way to a stage, and the way there and back
-    std::vector<double> forward_head_, head_;
+    // [stages + 1], of the current plan; of the next one [touched stages], without unknown channels
+    std::vector<Way> way_, new_way_;
     double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0;
     bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;

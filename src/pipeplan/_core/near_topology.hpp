@@ -42,6 +42,7 @@ class NearTopology {
             sending_.push_back(best.summed_rates(size, true));
             receiving_.push_back(best.summed_rates(size, false));
         }
+        links_.reserve(options_.size() * options_.size());
         for (const Option& one : options_)
             for (const Option& next : options_) links_.push_back(links_between(one, next));
     }
@@ -69,7 +70,7 @@ class NearTopology {
     }
     std::vector<std::vector<int>> devices(const std::vector<int>& options) const {
         std::vector<std::vector<int>> result;
-        for (int option : options) result.push_back(members(options_[option]));
+        for (int option : options) result.push_back(options_[option].members);
         return result;
     }
 
@@ -77,6 +78,7 @@ class NearTopology {
     struct Option {
         DeviceSet set{0, {0.0, 0.0, 0.0}, {0.0, 0.0, false}, {}};
         std::uint64_t bits = 0;
+        std::vector<int> members = {};  // in the order of the devices; none if only its size is known
         int price = 0;
     };
 
@@ -86,13 +88,6 @@ class NearTopology {
             for (int v = 0; v < in.num_devices; ++v)
                 if (u != v) least = std::min(least, in.latency_ms(u, v));
         return least;
-    }
-
-    static std::vector<int> members(const Option& option) {
-        std::vector<int> result;
-        for (int u = 0; u < kMostDevices; ++u)
-            if (option.bits >> u & 1) result.push_back(u);
-        return result;
     }
 
     int price_of(double speed) const {
@@ -114,6 +109,7 @@ class NearTopology {
 
     void add_set(const std::vector<int>& devices) {
         Option option;
+        option.members = devices;
         std::vector<double> speeds;
         double slowest = kInfinity, latency_ms = 0.0;
         for (int u : devices) {
@@ -220,15 +216,16 @@ class NearTopology {
         if (a == 0 || b == 0 || a + b > in_.num_devices || (senders.bits & receivers.bits)) {
             links.insert(Link{kInfinity, 0.0});
         } else if (senders.bits && receivers.bits) {
-            for (int u : members(senders)) {
-                for (int v : members(receivers)) {
-                    links.insert(link_between(in_, u, v));
-                    together.insert(link_between(in_, u, v));
+            for (int u : senders.members) {
+                for (int v : receivers.members) {
+                    const Link link = link_between(in_, u, v);
+                    links.insert(link);
+                    if (in_.limits.any_shares) together.insert(link);
                 }
             }
             if (in_.shared)
-                insert_crossings(*in_.shared, members_of_links(members(senders)),
-                                 members_of_links(members(receivers)), links);
+                insert_crossings(*in_.shared, members_of_links(senders.members),
+                                 members_of_links(receivers.members), links);
         } else {
             const Rates rates = senders.bits     ? rates_to_others(senders, b, true)
                                 : receivers.bits ? rates_to_others(receivers, a, false)
@@ -260,7 +257,7 @@ class NearTopology {
         for (int v = 0; v < in_.num_devices; ++v) {
             if (option.bits >> v & 1) continue;
             double least = kInfinity, sum = 0.0;
-            for (int u : members(option)) {
+            for (int u : option.members) {
                 const double there = in_.bytes_per_ms(u, v), back = in_.bytes_per_ms(v, u);
                 const double rate = there > 0 && back > 0 ? (sends ? there : back) : 0.0;
                 least = std::min(least, rate), sum += rate;

@@ -12,20 +12,27 @@ namespace pipeplan {
 struct Changes {
     int num_front, num_back;   // stages in front and at the back whose costs and channels stayed
     bool is_resized;           // stages were added or removed
-    std::vector<int> stages;   // the touched ones, unless resized
+    std::vector<int> stages;   // the touched ones, once each, unless resized
     int num_pairs;             // of devices that were looked at
 
     void reset(const SearchPlan& plan) {
         num_front = num_back = static_cast<int>(plan.size());
         is_resized = false;
         num_pairs = 0;
+        for (int n : stages) is_touched_[n] = false;
         stages.clear();
     }
     void touch(const SearchPlan& plan, int n) {
         num_front = std::min(num_front, n);
         num_back = std::min(num_back, static_cast<int>(plan.size()) - 1 - n);
+        if (is_touched_.size() < plan.size()) is_touched_.resize(plan.size(), false);
+        if (is_touched_[n]) return;
+        is_touched_[n] = true;
         stages.push_back(n);
     }
+
+  private:
+    std::vector<char> is_touched_;  // [stages]
 };
 
 class PlanEdits {

@@ -83,6 +83,7 @@ class SearchCosts {
     explicit SearchCosts(const Instance& in)
         : in_(in), keeps_links_(in.bytes_per_ms.is_full() && in.latency_ms.is_one_number()) {
         const std::vector<double>& memory = in.limits.memory_bytes;
+        tabulate_layers();
         for (double speed : in.speed) has_one_speed_ = has_one_speed_ && speed == in.speed[0];
         first_take_more_ = has_one_speed_;
         for (double bytes : memory) first_take_more_ = first_take_more_ && bytes == memory[0];
@@ -200,8 +201,8 @@ class SearchCosts {
                 for (int a = here.begin[one]; a < here.begin[one + 1]; ++a) {
                     const int u = here_[a];
                     for (int b = there.begin[other]; b < there.begin[other + 1]; ++b) {
-                        forth = std::min(forth, in_.bytes_per_ms[in_.at(u, there_[b])]);
-                        back = std::min(back, in_.bytes_per_ms[in_.at(there_[b], u)]);
+                        const auto [one_way, other_way] = both_ways(u, there_[b]);
+                        forth = std::min(forth, one_way), back = std::min(back, other_way);
                     }
                 }
                 if (!(forth > 0 && back > 0)) return false;
@@ -219,11 +220,25 @@ class SearchCosts {
         Parts(const Instance& in, const std::vector<int>& devices, std::vector<int>& parted) {
             const int k = static_cast<int>(devices.size()), samples = in.microbatch_size;
             const int num_more = in.shares_evenly(k) ? k : samples % k;
-            parted = devices;
-            std::nth_element(parted.begin(), parted.begin() + num_more, parted.end());
+            part(devices, num_more, parted);
             begin[1] = num_more, begin[2] = k;
             share[0] = in.largest_share(k);
             share[1] = static_cast<double>(samples / k) / samples;
+        }
+        // Those with the least numbers first.
+        static void part(const std::vector<int>& devices, int num_first, std::vector<int>& parted) {
+            constexpr std::size_t kFew = 16;  // to count takes less time than to sort
+            parted = devices;
+            if (devices.size() > kFew) {
+                std::nth_element(parted.begin(), parted.begin() + num_first, parted.end());
+                return;
+            }
+            int first = 0, other = num_first;
+            for (int u : devices) {
+                int num_less = 0;
+                for (int v : devices) num_less += v < u;
+                parted[num_less < num_first ? first++ : other++] = u;
+            }
         }
         int begin[3] = {0, 0, 0};
         double share[2];
@@ -257,8 +272,14 @@ class SearchCosts {
         if (!ring.connected) return false;
         const double rate = in_.shares_evenly(k) ? 1.0 / (k * links.slowest_speed)
                                                  : in_.largest_share(k) / links.slowest_speed;
-        stage.costs = {rate * in_.forward_ms(first, end), rate * in_.backward_ms(first, end),
-                       ring.fixed_ms + ring.ms_per_byte * in_.parameter_bytes(first, end)};
+        LayerSums sums{0.0, 0.0, 0.0};
+        RangeSums::for_nodes(in_.num_layers, first, end, [&](std::size_t node) {
+            sums.forward_ms += layer_sums_[node].forward_ms;
+            sums.backward_ms += layer_sums_[node].backward_ms;
+            sums.parameter_bytes += layer_sums_[node].parameter_bytes;
+        });
+        stage.costs = {rate * sums.forward_ms, rate * sums.backward_ms,
+                       ring.fixed_ms + ring.ms_per_byte * sums.parameter_bytes};
         return true;
     }
 
@@ -273,8 +294,19 @@ class SearchCosts {
         return {in_.bytes_per_ms[in_.at(u, v)], in_.bytes_per_ms[in_.at(v, u)]};
     }
 
+    // The nodes of the sums of layers (RangeSums), side by side.
+    struct LayerSums {
+        double forward_ms, backward_ms, parameter_bytes;
+    };
+    void tabulate_layers() {
+        for (std::size_t k = 0; k < in_.forward_ms.nodes().size(); ++k)
+            layer_sums_.push_back({in_.forward_ms.nodes()[k], in_.backward_ms.nodes()[k],
+                                   in_.parameter_bytes.nodes()[k]});
+    }
+
     const Instance& in_;
     const bool keeps_links_;
+    std::vector<LayerSums> layer_sums_;
     static constexpr int kMostTabulated = 256;
     std::vector<Rates> both_ways_;  // [devices][devices], of large clusters nothing
     bool has_one_speed_ = true;

@@ -138,6 +138,7 @@ class SuffixDp {
     struct Row {
         std::vector<Point<Suffix>> points;
         std::vector<int> begin;
+        int first_layer = 0, end_layer = 0;  // no other layer has any
         bool alive() const { return !points.empty(); }
     };
 
@@ -153,7 +154,7 @@ class SuffixDp {
         std::vector<Front<Suffix>> fronts;  // by the first layer
     };
 
-    static constexpr int kLayersBetweenChecks = 16;
+    static constexpr int kLayersBetweenChecks = 16, kStepsBetweenChecks = 4096;
 
     // `count` is the number of stages; 0 where these do not count.
     std::size_t row_index(int count, int node, int option) const {
@@ -168,6 +169,9 @@ class SuffixDp {
     // Different options in front of one node fill different rows.
     void fill_rows(int node, int count, const std::vector<int>& options,
                    std::vector<std::unique_ptr<Work>>& work) {
+        behind_.clear();
+        for (int next = 0; next < topology_.num_options(); ++next)
+            if (row(count, node, next).alive()) behind_.push_back(next);
         const auto fill = [&](int k, int worker) {
             if (!work[worker]) work[worker] = std::make_unique<Work>(L_);
             fill_row(count, node, options[k], *work[worker]);
@@ -205,6 +209,8 @@ class SuffixDp {
             for (int k = 0; k < fronts[l].size(); ++k) result.points.push_back(fronts[l][k]);
         }
         result.begin[L_] = static_cast<int>(result.points.size());
+        while (fronts[result.first_layer].size() == 0) ++result.first_layer;
+        for (result.end_layer = L_; fronts[result.end_layer - 1].size() == 0;) --result.end_layer;
     }
 
     // All stages of the set that begin at layer l.
@@ -302,12 +308,13 @@ class SuffixDp {
     void tabulate_heads() {
         if (nearest_.empty()) tabulate_channels();
         heads_.assign(at(topology_.num_nodes(), 0), {kInfinity, kInfinity});
+        int unchecked = 0;
         for (int node = topology_.num_nodes(); node-- > 0;) {
             heads_[at(node, 0)] = {0.0, 0.0};
             for (int option = 0; option < topology_.num_options(); ++option) {
                 const int next = topology_.attach(node, option);
                 if (next < 0 || !topology_.set(node, option).ring.connected) continue;
-                control_.check();
+                if ((unchecked += L_) >= kStepsBetweenChecks) control_.check(), unchecked = 0;
                 extend_heads(node, next, option);
             }
         }
@@ -340,14 +347,14 @@ class SuffixDp {
     bool fill_behind(int count, int node, int option, const DeviceSet& set, Work& work) {
         for (Front<Beyond>& front : work.behind) front.clear();
         bool any = false;
-        for (int next = 0; next < topology_.num_options(); ++next) {
+        int unchecked = kStepsBetweenChecks;
+        for (int next : behind_) {
             const Row& rest = row(count, node, next);
-            if (!rest.alive()) continue;
-            control_.check();
+            if ((unchecked += L_) >= kStepsBetweenChecks) control_.check(), unchecked = 0;
             const LinkPair links = topology_.links(node, option, next);
             if (!links.forward->connected()) continue;
             const Shares& theirs = topology_.set(topology_.detach(node, next), next).shares;
-            for (int cut = 1; cut < L_; ++cut) {
+            for (int cut = std::max(1, rest.first_layer); cut < rest.end_layer; ++cut) {
                 if (rest.begin[cut] == rest.begin[cut + 1]) continue;
                 const ChannelCosts channel = channel_costs(links, set.shares, theirs, cut);
                 if (M_ * channel_busy_ms(channel, in_.half_duplex) > limit_ms_) continue;
@@ -440,6 +447,7 @@ class SuffixDp {
     const bool counts_stages_;                             // whether their number is limited
     const int num_counts_;
     std::vector<Row> rows_;                                // [number of stages][node][option]
+    std::vector<int> behind_;                              // options that begin a suffix at a node
     std::vector<Head> heads_;                              // [node][cut], where sets are known
     std::vector<ChannelCosts> nearest_;                    // [option][cut], likewise
 };

@@ -64,6 +64,11 @@ def _spans(events: list[Any]) -> Iterable[Span]:
             title = event.get("args", {}).get("name")
             if title in (RAN, WAITED):
                 shown.add((event.get("pid"), event.get("tid")))
+    if not shown:
+        raise InputError(
+            f"has no track {RAN!r}, so it is not of a run; pipeplan.run --trace and pipeplan"
+            " testbed --trace write such traces"
+        )
     for event in events:
         if isinstance(event, dict) and event.get("ph") == "X":
             place = (event.get("pid"), event.get("tid"))
@@ -114,9 +119,14 @@ def make_run(plan: Plan, spans: Iterable[Span]) -> MeasuredRun:
             )
         blocks[span.device, block] = (span.start_ms, span.end_ms)
     if blocks.keys() != expected:
-        device, block = min(
-            expected - blocks.keys(), key=lambda pair: (pair[0], KINDS.index(pair[1].kind))
-        )
+        device, block = min(expected - blocks.keys(), key=_place)
         name = plan.cluster.devices[device].name
         raise InputError(f"the trace lacks {block} of {name!r}; give the plan of this trace")
+    if not any(end_ms > start_ms for start_ms, end_ms in blocks.values()):
+        raise InputError("all blocks of the trace have length 0, so it measures nothing")
     return MeasuredRun(blocks, last_ms - min(first_ms, 0.0))
+
+
+def _place(pair: tuple[int, Block]) -> tuple[int, ...]:
+    device, block = pair
+    return device, KINDS.index(block.kind), block.stage, block.microbatch

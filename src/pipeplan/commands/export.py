@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export_command"]
 
-TRACE = "chrome-trace"
-"""The one format that is not written by `interop`: `pipeplan trace` writes the same file."""
-
 MOST_LISTED = 6
 """How many files the last line names."""
 
@@ -55,6 +52,8 @@ def export_command(
     """
     inputs = {"PLAN": plan} if map_file is None else {"PLAN": plan, "--map": map_file}
     require_paths(inputs=inputs, outputs={"-o": output})
+    from pipeplan.interop.exporting import TRACE, export_plan, parse_layer_map
+
     if target == TRACE:
         from pipeplan.report.trace import write_trace
 
@@ -64,7 +63,6 @@ def export_command(
             click.echo(f"written: {printable(output)}")
         return
     from pipeplan.interop.exported import ExportSettings
-    from pipeplan.interop.exporting import export_plan, parse_layer_map
     from pipeplan.interop.source_text import read_text
 
     layer_map = parse_layer_map(read_text(map_file)) if map_file is not None else {}
@@ -88,6 +86,11 @@ def _write(done: "Exported", output: str, plan: str, target: str) -> list[str]:
     beside = {name: str(Path(output).with_name(name)) for name in done.others}
     for name, path in beside.items():
         require_paths(inputs={"PLAN": plan}, outputs={"-o": output, name: path})
+        if Path(path).exists() and not Path(output).exists():  # else an export is repeated
+            raise InputError(
+                f"{printable(path)}: is there already, and {target} writes it beside -o; move it,"
+                " or give -o another name"
+            )
     for name, path in beside.items():
         write_atomically(path, done.others[name])
     write_atomically(output, done.data)

@@ -90,7 +90,9 @@ def assumed_from(text: str) -> dict[str, float]:
 
     assumed = {}
     for part in filter(None, text.split(",")):
-        kind, _, value = part.partition("=")
-        assumed[kind.strip()] = number_in(value, f"assume: {kind.strip()}")
-        require_number(InputError, f"assume: {kind}", assumed[kind.strip()], BANDWIDTH_GB_PER_S)
+        kind, value = (each.strip() for each in part.partition("=")[::2])
+        assumed[kind] = number_in(value, f"assume: {kind}")
+        require_number(InputError, f"assume: {kind}", assumed[kind], BANDWIDTH_GB_PER_S)
+        if not assumed[kind]:
+            raise InputError(f"assume: {kind}=0 would leave no such link; give GB/s above 0")
     return assumed

@@ -23,7 +23,7 @@ from pipeplan.pipeline import Plan, unpack_codes
 from pipeplan.replaying import Replayed, replay_plan
 from pipeplan.schedules import PORTFOLIO
 
-__all__ = ["FORMATS", "export_plan", "parse_layer_map"]
+__all__ = ["ALL_FORMATS", "FORMATS", "TRACE", "export_plan", "parse_layer_map"]
 
 PLAIN = "plan with --positions 1 --no-split-backward"
 """What makes plans of which every format can say more."""
@@ -56,6 +56,10 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     }
 )
 
+TRACE = "chrome-trace"
+"""The one format that is not written here: `pipeplan trace` writes the same file."""
+ALL_FORMATS = (*FORMATS, TRACE)
+
 
 def export_plan(
     plan: Plan, target: str, settings: ExportSettings, *, take_nearest: bool = False
@@ -66,7 +70,7 @@ def export_plan(
     `take_nearest` that plan is exported instead, and a note says what it costs.
     """
     if target not in FORMATS:
-        raise InputError(f"to: {target!r} is no format{nearest(target, FORMATS)}")
+        raise InputError(f"to: {target!r} is no format{nearest(target, ALL_FORMATS)}")
     chosen = FORMATS[target]
     if settings.layer_map and not chosen.takes_map:
         raise InputError(f"map: does not apply to {target}; leave it out")

@@ -29,6 +29,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 
+CLUSTERS = ("nvidia-topo", "nccl", "matrix-csv")
+"""The formats that become clusters; the others become models."""
+TAKES_ASSUMED = ("nvidia-topo", "nccl")
+"""The formats that name links by their kind, without a bandwidth."""
 OWN_MARK_WITHIN = 1000
 """Our own files say what they are within so many characters."""
 
@@ -38,6 +42,10 @@ def import_text(text: str, settings: ImportSettings, source_format: str | None =
     chosen = source_format or recognise(text)
     if chosen not in READERS:
         raise InputError(f"from: {chosen!r} is no format{nearest(chosen, READERS)}")
+    if settings.assumed_gb_per_s and chosen not in TAKES_ASSUMED:
+        raise InputError(f"assume: does not apply to {chosen}; leave it out")
+    if settings.microbatch_size is not None and chosen in CLUSTERS:
+        raise InputError(f"microbatch-size: does not apply to {chosen}; leave it out")
     return READERS[chosen](text, settings)
 
 

@@ -31,7 +31,7 @@ INPUT = re.compile(r"Input[0-9]*", re.ASCII)
 def is_pipedream_graph(text: str) -> bool:
     """Whether this looks like a `graph.txt`."""
     first = next(line for line in text.splitlines() if line.strip())
-    return SEPARATOR in first and f"{FIELDS[0]}=" in first
+    return SEPARATOR in first and f"{SEPARATOR}{FIELDS[0]}=" in text  # edges may come first
 
 
 def read_pipedream_graph(text: str, settings: ImportSettings) -> Imported:

@@ -46,6 +46,11 @@ def read_piper_json(text: str, settings: ImportSettings) -> Imported:
     notes = [SPLIT_NOTE]
     if settings.microbatch_size is None:
         notes.append("times are taken to be of one sample; else give --microbatch-size")
+    elif settings.microbatch_size > 1:
+        notes.append(
+            f"times and sizes are taken to be of {settings.microbatch_size} samples together, as"
+            " they stand in the file: timePerSample is not multiplied"
+        )
     model = ModelProfile(
         name=settings.name,
         microbatch_size=settings.microbatch_size or 1,

@@ -64,7 +64,10 @@ def read_schedule(text: str, num_stages: int) -> Schedule:
         stages = sorted({action.stage for action in row})
         if len(stages) != 1:
             found = f"stages {', '.join(map(str, stages[:8]))}" if stages else "no stage"
-            raise ScheduleError(f"rank {rank} runs {found}; plans have one stage on each device")
+            raise ScheduleError(
+                f"rank {rank} runs {found}; only schedules with one stage a rank are judged here"
+                " (those of plans made with --positions 1 --no-split-backward)"
+            )
         if stages[0] in orders:
             raise ScheduleError(f"rank {rank}: stage {stages[0]} is on another rank already")
         orders[stages[0]] = [action for action in row if "_" not in action.kind]
@@ -88,7 +91,7 @@ def _blocks(order: Sequence[Action], stage: int) -> list[Block]:
             if action != Action(pending.stage, "W", pending.microbatch):
                 raise ScheduleError(
                     f"stage {stage}: {action} stands between {pending} and its W;"
-                    " split backwards are not judged here"
+                    " split backwards are not judged here (--no-split-backward plans without them)"
                 )
             blocks.append(Block(Kind.BACKWARD, stage, pending.microbatch))
             pending = None

@@ -32,7 +32,6 @@ from pipeplan.planning.global_batch import plan_global_batch
 from pipeplan.profile import ModelProfile
 from pipeplan.report.units import humanise_ms
 from pipeplan.runtime.batches import find_leaves, num_rows
-from pipeplan.runtime.placement import require_runnable
 from pipeplan.runtime.streams import set_cuda_device
 from pipeplan.runtime.supervision.ending import print_line
 from pipeplan.runtime.supervision.error_policy import in_set_up
@@ -152,7 +151,6 @@ class _Folder:
 
     def _make_plan(self, model: ModelProfile, cluster: Cluster) -> Plan:
         made = plan_global_batch(model, cluster, **self._wishes)
-        require_runnable(made)
         self._kept.write(*self._keys, model, cluster, made)
         self._say(
             f"{made.num_stages} stages, {made.microbatches} microbatches of"

@@ -1,8 +1,9 @@
 """Runs single atoms, and says what they hold and how long they take.
 
-A backward is measured twice: as a whole, and as its two parts, the gradient of the inputs and that
-of the weights. The parts take a little longer than the whole, since they share some work. So
-`weight_grad_ms` is the weights' part of the whole's time.
+A backward is measured twice: as a whole, and in its two halves, as the runtime runs them
+(`splitting.split_backward`). The halves take a little longer than the whole, since they share some
+work. So `weight_grad_ms` is the weights' part of the whole's time. Where the first half has to do
+everything, it is 0.
 
 Activations are what autograd keeps for the backward. For the last layer with its loss, they are the
 most bytes alive at once in its forward and backward. With a large vocabulary, the gradients of
@@ -18,13 +19,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from pipeplan.errors import InputError
 from pipeplan.measure.atoms import Atom, Call
 from pipeplan.measure.clocks import Clock
-from pipeplan.measure.footprint import AliveBytes, KeptBytes, bytes_of
+from pipeplan.measure.footprint import AliveBytes, CountedBoxes, KeptBytes, bytes_of
 from pipeplan.splitting.nesting import tensors_in
-from pipeplan.splitting.torch_private import backward_inputs, backward_weights, is_fake, is_view
+from pipeplan.splitting.split_backward import SavedBoxes, WeightHalf, run_input_half
+from pipeplan.splitting.torch_private import is_fake
 
 __all__ = ["AtomBytes", "AtomTimes", "Begun", "Bench", "Loss"]
 
@@ -43,8 +46,7 @@ class AtomBytes:
     gradient_bytes: int
     parameter_bytes: int
     activation_bytes: int
-    weight_grad_bytes: int | None = None
-    """None where its backward could not be run in two parts."""
+    weight_grad_bytes: int
 
 
 @dataclass(slots=True)
@@ -82,10 +84,8 @@ class AtomTimes:
         return _without(median(self.backward_ms), self.backward_start_ms)
 
     @property
-    def weight_grad(self) -> float | None:
-        """The weights' part of the backward; None where the two parts could not be run."""
-        if not self.weight_grad_ms:
-            return None
+    def weight_grad(self) -> float:
+        """The weights' part of the backward."""
         weights, inputs = median(self.weight_grad_ms), median(self.input_grad_ms)
         return self.backward * weights / (weights + inputs) if weights else 0.0
 
@@ -139,33 +139,35 @@ class Bench:
             gradient_bytes=sum(tensor.nbytes for tensor in leaving if tensor.requires_grad),
             parameter_bytes=sum(parameter.nbytes for parameter in atom.parameters),
             activation_bytes=activation_bytes,
+            weight_grad_bytes=self._held_between_halves(atom, loss),
         )
-        found.weight_grad_bytes = self._held_between_parts(atom, loss, activation_bytes)
         return found, output
 
-    def _held_between_parts(
-        self, atom: Atom, loss: Loss | None, activation_bytes: int
-    ) -> int | None:
+    def _held_between_halves(self, atom: Atom, loss: Loss | None) -> int:
         """The bytes kept between the gradient of inputs and that of weights."""
-        weights = _trained(atom)
-        entered, leaves = atom.enter()
-        if not weights:
+        if not _trained(atom):
             return 0
-        if not leaves:
-            return activation_bytes
-        with atom.ready(), KeptBytes(atom.parameters) as kept:
-            _, roots = self._forward(atom, entered, loss)
+        boxes = CountedBoxes()
+        half = self._first_half(atom, loss, boxes, lambda: None)
+        return bytes_of([*boxes.tensors, *half.gradient_tensors], atom.parameters)
+
+    def _first_half(
+        self, atom: Atom, loss: Loss | None, boxes: SavedBoxes, begin: Callable[[], None]
+    ) -> WeightHalf:
+        """Run a forward, and the first half of its backward; `begin` is called between the two."""
+        entered, leaves = atom.enter()
+        with atom.ready():
+            with boxes.packing():
+                roots = self._forward(atom, entered, loss)[1]
             del entered
-            try:
-                groups = backward_inputs(_detachable(roots), leaves, weights)
-            except RuntimeError:
-                return None
+            edges = [get_gradient_edge(root) for root in roots]
+            given = list(zip(edges, _ones(roots), strict=True))
             del roots
-            for leaf in leaves:
-                leaf.grad = None
-            gradients = [g for group in groups for some in group["grads"] for g in some]
-            found = [gradient for gradient in gradients if gradient is not None]
-            return bytes_of([*kept.tensors, *found], atom.parameters)
+            begin()
+            if boxes.meets_checkpoints:
+                torch.autograd.backward(edges, [gradient for _, gradient in given])
+                return WeightHalf()
+            return run_input_half(given, leaves, boxes)[1]
 
     def begin(self, atom: Atom, *, is_last: bool) -> "Begun":
         """Run an atom's forward; `finish` runs its backward."""
@@ -188,24 +190,26 @@ class Bench:
             end = self.clock.mark()
         times.note(self.clock, begun.forward, (start, end))
 
-    def time_parts(self, atom: Atom, times: AtomTimes, *, is_last: bool) -> None:
-        """Run an atom with its backward in two parts, and note their times."""
-        entered, leaves = atom.enter()
-        weights = _trained(atom)
-        if not leaves or not weights:
-            times.input_grad_ms.append(0.0 if weights else times.backward_ms[-1])
-            times.weight_grad_ms.append(times.backward_ms[-1] if weights else 0.0)
+    def time_halves(self, atom: Atom, times: AtomTimes, *, is_last: bool) -> None:
+        """Run an atom with its backward in two halves, and note their times."""
+        if not _trained(atom):
+            times.input_grad_ms.append(times.backward_ms[-1])
+            times.weight_grad_ms.append(0.0)
             return
+        marks: list[Any] = []
+        loss = self._loss if is_last else None
+
+        def mark() -> None:
+            marks.append(self.clock.mark())
+
+        half = self._first_half(atom, loss, SavedBoxes(), mark)
+        mark()
         with atom.ready():
-            loss = self._loss if is_last else None
-            roots = _detachable(self._forward(atom, entered, loss)[1])
-            start = self.clock.mark()
-            groups = backward_inputs(roots, leaves, weights)
-            middle = self.clock.mark()
-            backward_weights(weights, groups)
+            begin = self.clock.mark()
+            half.run()
             end = self.clock.mark()
-        times.input_grad_ms.append(self.clock.ms_between(start, middle))
-        times.weight_grad_ms.append(self.clock.ms_between(middle, end))
+        times.input_grad_ms.append(self.clock.ms_between(*marks))
+        times.weight_grad_ms.append(self.clock.ms_between(begin, end))
 
     def time_nothing(self, times: AtomTimes) -> None:
         """Time a forward and a backward that do nothing; note the times."""
@@ -257,11 +261,6 @@ def _trained(atom: Atom) -> list[nn.Parameter]:
 
 def _roots(output: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-
-
-def _detachable(roots: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same roots; a copy where torch could not detach a view in place."""
-    return [root.clone() if is_view(root) else root for root in roots]
 
 
 def _ones(roots: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from pipeplan.splitting.nesting import tensors_in
+from pipeplan.splitting.split_backward import Box, SavedBoxes
 from pipeplan.splitting.torch_private import TorchDispatchMode, storage_key
 
-__all__ = ["AliveBytes", "KeptBytes", "bytes_of"]
+__all__ = ["AliveBytes", "CountedBoxes", "KeptBytes", "bytes_of"]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], without: Iterable[torch.Tensor] = ()) -> int:
@@ -60,6 +61,26 @@ class KeptBytes:
         saved = _Saved(tensor)
         self._saved.append(weakref.ref(saved))
         return saved
+
+
+class CountedBoxes(SavedBoxes):
+    """What autograd saves for a backward in two halves, as the runtime saves it; countable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._boxes: list[weakref.ref[Box]] = []
+        self.pack = self._note
+
+    def _note(self, tensor: torch.Tensor) -> Box:
+        box = Box(tensor)
+        self._boxes.append(weakref.ref(box))
+        return box
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is kept at this moment."""
+        boxes = [box for box in (ref() for ref in self._boxes) if box is not None]
+        return [box.tensor for box in boxes if box.tensor is not None]
 
 
 class AliveBytes(TorchDispatchMode):

@@ -78,10 +78,8 @@ def _merge(
     """A layer of several atoms, or of none: their sum, with the output of the last."""
     held = [each for each, _ in atoms]
     times = [each for _, each in atoms]
-    in_parts = all(each.weight_grad_bytes is not None for each in held)
     backward_ms = _sum(each.backward for each in times)
-    weight_grad_ms = _sum(each.weight_grad or 0.0 for each in times)
-    activation_bytes = float(sum(each.activation_bytes for each in held))
+    weight_grad_ms = _sum(each.weight_grad for each in times)
     return LayerProfile(
         name=name,
         forward_ms=_sum(each.forward for each in times),
@@ -89,11 +87,9 @@ def _merge(
         output_bytes=float(held[-1].output_bytes) if held else 0.0,
         gradient_bytes=float(held[-1].gradient_bytes) if held else 0.0,
         parameter_bytes=float(sum(each.parameter_bytes for each in held)),
-        activation_bytes=activation_bytes,
-        weight_grad_ms=min(weight_grad_ms, backward_ms) if in_parts else None,
-        weight_grad_bytes=float(sum(each.weight_grad_bytes or 0 for each in held))
-        if in_parts
-        else activation_bytes,
+        activation_bytes=float(sum(each.activation_bytes for each in held)),
+        weight_grad_ms=min(weight_grad_ms, backward_ms),
+        weight_grad_bytes=float(sum(each.weight_grad_bytes for each in held)),
         at=at,
     )
 

@@ -101,10 +101,10 @@ def measure_model(
                 call, loss = call_of.sized(size, device)
                 bench = Bench(clock, device, loss, amp_dtype)
                 session = Session(module, layout, call, bench, parameters)
-                with _explained():
+                with _explained(_cannot_take(size) if index else CANNOT_TAKE):
                     session.run(
                         _num_runs(repeats, is_estimate=bool(estimate)),
-                        in_parts=not index,
+                        in_halves=not index,
                         tell=_part(tell, index, len(sizes)),
                     )
                 runs.append(session)
@@ -164,8 +164,20 @@ def _world(estimate: str | None) -> Iterator[_World]:
         yield _World(mode, clock, accelerator.name)
 
 
+CANNOT_TAKE = "batch: the model cannot take it"
+
+
+def _cannot_take(rows: int) -> str:
+    """The same for a further size, which may be one that nobody asked for."""
+    several = "row" if rows == 1 else "rows"
+    return (
+        f"at: the model cannot be timed at {rows} {several}; give other sizes (at=[{rows + 1}]), or"
+        " none (at=[])"
+    )
+
+
 @contextlib.contextmanager
-def _explained(what: str = "batch: the model cannot take it") -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     """Errors of a user's code in one line; a full memory with its remedy."""
     try:
         yield

@@ -44,13 +44,13 @@ class Session:
         self.times = [AtomTimes() for _ in layout.atoms]
         self.whole, self.nothing = AtomTimes(), AtomTimes()
 
-    def run(self, num_runs: range, *, in_parts: bool, tell: Progress | None) -> None:
+    def run(self, num_runs: range, *, in_halves: bool, tell: Progress | None) -> None:
         """Find what atoms hold; then time them in rounds."""
         atoms = self._hold()
         is_estimate = num_runs.stop == 1
         if not is_estimate:  # the first round is cold
             warm = [AtomTimes() for _ in atoms]
-            self._round(atoms, warm, in_parts=in_parts)
+            self._round(atoms, warm, in_halves=in_halves)
             self.whole, self.nothing = AtomTimes(), AtomTimes()
         gc.collect()
         collects = gc.isenabled()
@@ -60,7 +60,7 @@ class Session:
             while self.num_runs < num_runs.start or (
                 self.num_runs < num_runs.stop and time.monotonic() - start_s < ENOUGH_S
             ):
-                self._round(atoms, self.times, in_parts=in_parts)
+                self._round(atoms, self.times, in_halves=in_halves)
                 self.num_runs += 1
                 if tell is not None:
                     tell(min(self.num_runs, num_runs.start), num_runs.start)
@@ -84,13 +84,13 @@ class Session:
             self.held.append(held)
         return atoms
 
-    def _round(self, atoms: list[Atom], times: list[AtomTimes], *, in_parts: bool) -> None:
+    def _round(self, atoms: list[Atom], times: list[AtomTimes], *, in_halves: bool) -> None:
         last = len(atoms) - 1
         begun = [self._bench.begin(atom, is_last=i == last) for i, atom in enumerate(atoms)]
         for index in reversed(range(len(atoms))):
             self._bench.finish(atoms[index], begun.pop(), times[index])
         for index, atom in enumerate(atoms):
-            if in_parts and self.held[index].weight_grad_bytes is not None:
-                self._bench.time_parts(atom, times[index], is_last=index == last)
+            if in_halves:
+                self._bench.time_halves(atom, times[index], is_last=index == last)
         self._bench.time_whole(self._model, self._call, self.whole)
         self._bench.time_nothing(self.nothing)

@@ -37,6 +37,8 @@ class Problem:
     seed: int = 0
     effort: float = 1.0
     """How much to search; 1 is the usual amount. Planners without a search ignore it."""
+    needs_bound: bool = True
+    """Whether the result's bound counts. If not, no time is spent on proofs that give no plans."""
     time_limit_s: float | None = None
     deadline: float = math.inf
     """When to stop searching, on the clock of `time.monotonic`."""
@@ -142,8 +144,6 @@ class Draft:
     """Entries that the planner adds to the plan's options."""
     shard_optimizer: bool = False
     """Whether replicas share the optimizer's moments."""
-    one_stage_bound: Bound | None = None
-    """Of plans with one stage a device, where `bound` speaks of all: it is often higher."""
 
     @property
     def schedule(self) -> Schedule:

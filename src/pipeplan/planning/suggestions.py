@@ -46,10 +46,17 @@ def explain(error: NoPlanError, suggestions: Sequence[str]) -> str:
         on = f"each device of stage {error.stage}"
         if len(error.devices) == 1:
             on = f"{error.devices[0]!r} in stage {error.stage}"
-        what = f"no plan fits: the closest needs {error.need_gb:.3g} GB on {on}{has}"
+        what = f"no plan fits: the closest needs {_need_text(error)} GB on {on}{has}"
     if not suggestions:
         return f"{what}; nothing near was found to fit, but --ignore-memory plans anyway"
     return f"{what}; fits {', or '.join(suggestions)}"
+
+
+def _need_text(error: NoPlanError) -> str:
+    """The need in as few digits as show that it is more than there is."""
+    need_gb, has_gb = error.need_gb or 0.0, error.memory_gb or 0.0
+    texts = [f"{need_gb:.{digits}g}" for digits in range(3, 17)]
+    return next((text for text in texts if float(text) > has_gb), texts[0])
 
 
 def what_would_fit(
@@ -176,5 +183,6 @@ def _more_memory(cluster: Cluster, error: NoPlanError, fits: Callable[..., bool]
             for device in cluster.devices
         )
         if fits(a_cluster=replace(cluster, devices=devices)):
-            return [f"with {need_gb:g} GB on each device"]
+            is_even = len({device.memory_gb for device in devices}) == 1
+            return [f"with {'' if is_even else 'at least '}{need_gb:g} GB on each device"]
     return []

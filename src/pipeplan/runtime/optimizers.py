@@ -31,6 +31,7 @@ __all__ = [
     "ParamGroupsFn",
     "ParameterGroups",
     "find_options",
+    "make_optimizer",
     "make_separate_optimizer",
     "plan_groups",
 ]
@@ -140,17 +141,18 @@ def make_separate_optimizer(
     groups: ParameterGroups | None,
     expected: Options | None,
     *,
-    num_groups: int,
+    is_apart: bool,
 ) -> torch.optim.Optimizer:
     """The same, if stages can have such an optimizer each for itself.
 
-    `expected` is what `find_options` gave for the whole model.
+    `expected` is what `find_options` gave for the whole model. `is_apart` says whether some ranks
+    update other parameters than this one.
 
     Raises:
         RuntimeMismatchError: it needs a closure, or treats a parameter by what other parameters
             there are. A stage has only its own.
     """
-    mixes = num_groups > 1 and _mixes_parameters(optimizer_fn, groups)
+    mixes = is_apart and _mixes_parameters(optimizer_fn, groups)
     # Made last: a function that keeps its optimizer in a variable keeps this one.
     optimizer = make_optimizer(optimizer_fn, parameters, groups)
     kind = type(optimizer).__name__

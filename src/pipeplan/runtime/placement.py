@@ -70,20 +70,10 @@ def name_stages(stages: Sequence[int]) -> str:
     return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
-def require_runnable(plan: Plan) -> None:
-    """Refuse a plan that the runtime cannot run."""
-    if plan.shard_optimizer:
-        raise RuntimeMismatchError(
-            "shard_optimizer: the runtime keeps the whole optimizer on each replica; plan without"
-            " --shard-optimizer"
-        )
-
-
 def find_placement(
     plan: Plan, device_name: str | None, real_hosts: Mapping[str, str] | None
 ) -> Placement:
     """The placement of all ranks, from what each of them says about itself."""
-    require_runnable(plan)
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, (socket.gethostname(), device_name))
     return place_ranks(

@@ -32,6 +32,7 @@ class SavedTraining:
     replica: int
     model: nn.Module | None
     _optimizer: torch.optim.Optimizer
+    _is_sharded: bool
     first_name_of: dict[str, str]
     _transport: Transport
     _updater: Updater
@@ -39,7 +40,7 @@ class SavedTraining:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """This rank's optimizer; it cannot be replaced.
+        """This rank's optimizer; it cannot be replaced. With `shard_optimizer`, of its share.
 
         A rank without parameters has one, too, so that learning-rate schedulers are alike
         everywhere.
@@ -61,6 +62,7 @@ class SavedTraining:
                 first_name_of=self.first_name_of,
                 stage=self.stage,
                 replica=self.replica,
+                is_sharded=self._is_sharded,
             )
         )
 

@@ -23,12 +23,14 @@ from pipeplan.pipeline import Plan
 from pipeplan.runtime.code_agreement import agree_on_code
 from pipeplan.runtime.exchange.transports import Transport, make_transport
 from pipeplan.runtime.loss_terms import Function, LossTerms
+from pipeplan.runtime.optimizer_shards import find_shards
 from pipeplan.runtime.optimizers import (
     OptimizerFn,
     Options,
     ParameterGroups,
     ParamGroupsFn,
     find_options,
+    make_optimizer,
     make_separate_optimizer,
     plan_groups,
 )
@@ -215,10 +217,15 @@ class Pipeline(SavedTraining):
         """Make the optimizer, and what comes before the first step and after each one."""
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
+        shards = find_shards(self.plan, replica, first)
+        is_apart = len(self.plan.groups) > 1 or self.plan.shard_optimizer
+        whole = make_optimizer(optimizer_fn, named, groups) if shards is not None else None
+        own = named if shards is None else shards.own()
         self._optimizer = make_separate_optimizer(
-            optimizer_fn, named, groups, options, num_groups=len(self.plan.groups)
+            optimizer_fn, own, groups, options, is_apart=is_apart
         )
-        self._updater.take_up(self.optimizer, replica)
+        self._updater.take_up(self.optimizer, replica, shards)
+        self._is_sharded = shards is not None
         self._steps = Steps(
             plan=self.plan,
             rank=self.rank,
@@ -229,7 +236,13 @@ class Pipeline(SavedTraining):
             updater=self._updater,
             watchdog=self._watchdog,
             first_step=FirstStep(
-                self.plan, self.rank, self._placement, replica, self.optimizer, first, settings
+                self.plan,
+                self.rank,
+                self._placement,
+                replica,
+                whole or self.optimizer,
+                first,
+                settings,
             ),
             optimizer=self.optimizer,
             compares_batches=compares_batches,

@@ -16,6 +16,7 @@ from torch import nn
 from pipeplan.errors import NonFiniteLossError, RuntimeMismatchError
 from pipeplan.runtime.accumulation import Accumulation
 from pipeplan.runtime.exchange.rank_tree import NumberSum
+from pipeplan.runtime.optimizer_shards import OptimizerShards
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
 from pipeplan.splitting.torch_private import count_changes
@@ -47,6 +48,7 @@ class Updater:
             )
         self._clip_norm, self.scaler, self._on_nan = clip_norm, scaler, OnNan(on_nan)
         self.optimizer: torch.optim.Optimizer | None = None
+        self._shards: OptimizerShards | None = None
         self.parameters: Sequence[nn.Parameter] = ()
         self.norm_parameters: Sequence[nn.Parameter] = ()
         """Parameters that this rank adds to the norm. Over all ranks, each counts once."""
@@ -62,9 +64,14 @@ class Updater:
         self._kept: list[tuple[int, int]] | None = None
         """The gradients that wait for more batches."""
 
-    def take_up(self, optimizer: torch.optim.Optimizer, replica: Replica | None) -> None:
+    def take_up(
+        self,
+        optimizer: torch.optim.Optimizer,
+        replica: Replica | None,
+        shards: OptimizerShards | None = None,
+    ) -> None:
         """Work for this rank; its replica is None if the plan does not use it."""
-        self.optimizer = optimizer
+        self.optimizer, self._shards = optimizer, shards
         if replica is not None:
             self.parameters = replica.parameters
             self.norm_parameters = replica.norm_parameters
@@ -213,6 +220,8 @@ class Updater:
     def _step(self) -> None:
         if self.optimizer is not None:
             self.optimizer.step()
+        if self._shards is not None:
+            self._shards.give_new_values()
 
 
 def _with_numbers(stats: torch.Tensor, *numbers: torch.Tensor | float) -> torch.Tensor:

@@ -20,9 +20,9 @@ Exact for every graph, because whatever does not fit into that is computed with 
 - all of them, where the graph holds a compiled function or a re-entrant checkpoint, which run once,
   or where a hook would see a gradient twice.
 
-Memory: carriers that are no junctions have done their work after I. What autograd has saved for
-them is freed, by boxes into which it is packed while the forward runs. A box counts changes, as
-autograd does: who changes a saved tensor in place gets an error.
+Memory: carriers that are no junctions have done their work in I. What autograd has saved for them
+is freed as soon as they have run, by boxes into which it is packed while the forward runs. A box
+counts changes, as autograd does: who changes a saved tensor in place gets an error.
 
 Reference:
     Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2: the two halves.
@@ -30,7 +30,7 @@ Reference:
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,9 +41,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from pipeplan.splitting.checkpoint_frames import CheckpointFinder
 from pipeplan.splitting.graph_walk import GraphWalk, Leaves, walk
-from pipeplan.splitting.torch_private import count_changes, gradient_hooks
+from pipeplan.splitting.torch_private import count_changes, gradient_hooks, saves_tensors
 
-__all__ = ["Root", "SavedBoxes", "WeightHalf", "run_input_half", "take_gradients"]
+__all__ = ["Box", "Root", "SavedBoxes", "WeightHalf", "run_input_half", "take_gradients"]
 
 RUN_ONCE = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
 """Functions that autograd cannot run for some of their inputs, or not twice."""
@@ -52,10 +52,10 @@ Root = tuple[GradientEdge, torch.Tensor]
 """Where a backward begins, and with which gradient."""
 
 
-class _Box:
+class Box:
     """One tensor that autograd has saved for one node."""
 
-    __slots__ = ("num_changes", "tensor")
+    __slots__ = ("__weakref__", "num_changes", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # Detached: an output that holds its own node would never be freed.
@@ -66,9 +66,11 @@ class _Box:
 class SavedBoxes:
     """What autograd saves in the forwards of one stage, in boxes that can be emptied."""
 
+    pack: Callable[[torch.Tensor], Box] = Box
+
     def __init__(self) -> None:
         self._local = threading.local()
-        self._done: list[tuple[int, _Box]] | None = None
+        self._done: list[tuple[int, Box]] | None = None
         """Boxes that nobody needs after this I, with their threads; None while none runs."""
         self._finder: CheckpointFinder | None = None
 
@@ -87,10 +89,10 @@ class SavedBoxes:
             if self._finder is None:
                 self._finder = CheckpointFinder()
                 stack.enter_context(self._finder.looking())
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Box, self._open))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self._open))
             yield
 
-    def _open(self, box: _Box) -> torch.Tensor:
+    def _open(self, box: Box) -> torch.Tensor:
         tensor = box.tensor
         assert tensor is not None  # emptied boxes are of nodes that do not run again
         if count_changes(tensor) != box.num_changes:
@@ -104,11 +106,12 @@ class SavedBoxes:
         return tensor
 
     def enter_junction(self) -> None:
-        """What is opened from now on, in this thread, is needed by W too.
-
-        The nodes before it have run, so their boxes are emptied now, not only at the end.
-        """
+        """What is opened from now on, in this thread, is needed by W too."""
+        self.empty_opened()
         self._local.is_junction = True
+
+    def empty_opened(self, *_: Any) -> None:
+        """Empty what this thread has opened: the nodes that needed it have run."""
         own, done = threading.get_ident(), self._done or []
         while done and done[-1][0] == own:
             done.pop()[1].tensor = None
@@ -162,15 +165,14 @@ class WeightHalf:
 
     junctions: list[_Junction] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
-    """Roots that no carrier is behind; also what keeps the graph alive."""
+    """Roots that lead to weights without a carrier between; empty if there are none."""
     root_leaves: list[torch.Tensor] = field(default_factory=list)
     """The weights behind these roots."""
 
     def run(self) -> None:
         """Add the gradients of all weights that are left, and free what they needed."""
-        roots, leaves = self.roots, self.root_leaves
-        if leaves:
-            _backward(roots, leaves)
+        if self.root_leaves:
+            _backward(self.roots, self.root_leaves)
         for position, junction in enumerate(self.junctions):
             junction.run()
             self.junctions[position] = _Junction(junction.node, [])  # frees its gradients
@@ -185,12 +187,9 @@ class WeightHalf:
     @property
     def gradient_tensors(self) -> list[torch.Tensor]:
         """The gradients that are kept until W."""
-        return [
-            gradient
-            for junction in self.junctions
-            for gradient in junction.gradients or ()
-            if gradient is not None
-        ]
+        noted = [gradient for junction in self.junctions for gradient in junction.gradients or ()]
+        noted += [gradient for _, gradient in self.roots]
+        return [gradient for gradient in noted if gradient is not None]
 
 
 def _padded(gradients: tuple[torch.Tensor | None, ...], length: int) -> tuple[Any, ...]:
@@ -218,13 +217,14 @@ def run_input_half(
         return take_gradients(entering), WeightHalf()
     half = WeightHalf(
         junctions=[
-            _Junction(node, _variables(graph.branches_of[node], early))
+            _Junction(node, leaves)
             for node in (*graph.junctions, *graph.ends)
-            if not isinstance(node, BackwardCFunction) or node in graph.ends
+            if (leaves := _variables(graph.branches_of[node], early))
         ],
-        roots=list(roots),
         root_leaves=_variables(graph.root_branches, early),
     )
+    if half.root_leaves:
+        half.roots = list(roots)
     asked = [tensor for tensor in entering if tensor.requires_grad]
     with boxes.emptying():
         found = _run_carriers(roots, asked, half, graph, _variables([early]), boxes)
@@ -246,7 +246,12 @@ def _run_carriers(
     inputs: list[Any] = [*asked, *ends, *early]
     if not roots or not inputs:
         return [None] * len(asked)
-    handles = []
+    runs_again = {junction.node for junction in half.junctions}
+    handles = [
+        node.register_hook(boxes.empty_opened)
+        for node in graph.children_of
+        if node in graph.carriers and node not in runs_again and saves_tensors(node)
+    ]
     for junction in half.junctions:
         before, behind = _make_hooks(junction, boxes)
         handles += [junction.node.register_prehook(before), junction.node.register_hook(behind)]

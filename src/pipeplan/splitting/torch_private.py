@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,8 +25,6 @@ __all__ = [
     "FakeCopyMode",
     "FakeTensorMode",
     "TorchDispatchMode",
-    "backward_inputs",
-    "backward_weights",
     "count_changes",
     "count_flops",
     "count_hooks",
@@ -35,9 +32,9 @@ __all__ = [
     "gradient_hooks",
     "is_about_values",
     "is_fake",
-    "is_view",
     "make_wrapper",
     "makes_views",
+    "saves_tensors",
     "storage_key",
     "without_fake_log",
     "without_torch_log",
@@ -113,29 +110,17 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows the tensor as a view of another."""
-    return tensor._is_view()
+_SAVES: dict[type, bool] = {}
+"""Whether nodes of a type save tensors."""
 
 
-def backward_inputs(
-    roots: list[torch.Tensor], inputs: list[torch.Tensor], weights: list[nn.Parameter]
-) -> list[dict[str, Any]]:
-    """Compute the gradients of inputs alone; what `backward_weights` goes on with."""
-    from torch.distributed.pipelining._backward import stage_backward_input  # takes 2 s to load
-
-    groups: list[dict[str, Any]] = stage_backward_input(roots, None, inputs, iter(weights))[1]
-    for group in groups:
-        found = group.get("grads") or [None] * len(group["intermediates"])
-        group["grads"] = [gradients or () for gradients in found]
-    return groups
-
-
-def backward_weights(weights: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
-    """Compute the gradients of weights that `backward_inputs` has left out."""
-    from torch.distributed.pipelining._backward import stage_backward_weight
-
-    stage_backward_weight(iter(weights), groups)
+def saves_tensors(node: Any) -> bool:
+    """Whether a node of autograd's graph is of a kind that saves tensors in the forward."""
+    found = _SAVES.get(type(node))
+    if found is None:
+        found = any(name.startswith("_raw_saved_") for name in dir(type(node)))
+        _SAVES[type(node)] = found
+    return found
 
 
 def count_flops(func: Any, args: Any, kwargs: dict[str, Any], output: Any) -> float | None:

@@ -90,8 +90,8 @@ def _require_measurable(plan: Plan) -> None:
     """
     if plan.shard_optimizer:
         raise InputError(
-            "shard_optimizer: the runtime keeps the whole optimizer on each replica; measure a plan"
-            " without --shard-optimizer"
+            "shard_optimizer: the emulated model has no optimizer to share out, and the runtime"
+            " moves more than the plan counts; measure a plan without --shard-optimizer"
         )
 
 

@@ -154,6 +154,7 @@ class _PlacementProgram:
         self._max_groups = max_groups
         self._compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
         self._no_layer = np.tril(np.ones(self._compute_ms_LL.shape, dtype=bool))
+        self._ends = np.arange(len(self._compute_ms_LL))
         self._stage_ms_LL: dict[int, Floats] = {}
         self._rates: dict[tuple[Counts, Counts], float] = {}
         self._round_trip_bytes = 2 * np.concatenate(([0.0], cost.output_bytes_L))
@@ -219,12 +220,10 @@ class _PlacementProgram:
         """Append one stage to every front of the state; gives its groups and the new state."""
         if not arrivals:
             return
-        fronts_ms = np.array([self._front_ms(state, arrival) for _, arrival in arrivals])
-        stages_ms = np.array([self._stage_times(groups) for groups, _ in arrivals])
-        total_ms = np.maximum(fronts_ms[:, :, None], stages_ms)
-        where_AL = total_ms.argmin(axis=1)
-        value_AL = np.take_along_axis(total_ms, where_AL[:, None, :], axis=1)[:, 0, :]
-        for (groups, arrival), where, value in zip(arrivals, where_AL, value_AL, strict=True):
+        for groups, arrival in arrivals:
+            total_ms = np.maximum(self._front_ms(state, arrival), self._stage_times(groups))
+            where = total_ms.argmin(axis=1)
+            value = total_ms[self._ends, where]
             target = tuple(
                 state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
             )
@@ -260,10 +259,11 @@ class _PlacementProgram:
             self._arrival[target].append(arrival)
 
     def _stage_times(self, groups: int) -> Floats:
-        """[i, j]: the time of layers i..j-1 on so many groups; infinite without a layer."""
+        """[j, i]: the time of layers i..j-1 on so many groups; infinite without a layer."""
         if groups not in self._stage_ms_LL:
             stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
-            self._stage_ms_LL[groups] = np.where(self._no_layer, np.inf, stage_ms_LL)
+            by_end = np.where(self._no_layer, np.inf, stage_ms_LL).T
+            self._stage_ms_LL[groups] = np.ascontiguousarray(by_end)
         return self._stage_ms_LL[groups]
 
     def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:

@@ -119,24 +119,24 @@ def _solve_level(
     best = np.full((size, size, units + 1), np.inf)
     split = np.full(best.shape, -1)
     behind = np.zeros(best.shape, dtype=np.int64)
-    last_ms_mLL = np.full((units + 1, size, size), np.inf)  # [m', k, j]: the last stage is k..j-1
+    last_ms_LmL = np.empty((size, units + 1, size))  # [j, m', k]: the last stage is k..j-1
     for m in range(1, units + 1):
         sync_ms = SYNC_VOLUME * (m - 1) / m * parameter_bytes_LL / bytes_per_ms
         best[:, :, m] = np.where(no_layer, np.inf, (compute_ms_LL + sync_ms) / m)
         transfer_ms = TRANSFER_VOLUME * crossing_bytes / (bytes_per_ms * m)
         either_end_ms = np.maximum(transfer_ms[:, None], transfer_ms[None, :])
-        last_ms_mLL[m] = np.maximum(best[:, :, m], either_end_ms)
-    columns = np.arange(size)
+        last_ms_LmL[:, m, :] = np.maximum(best[:, :, m], either_end_ms).T
+    ends = np.arange(size)
     for i in starts:
         for m in range(2, units + 1):
-            for extra in range(1, m):
-                total_ms = np.maximum(best[i, :, m - extra, None], last_ms_mLL[extra])  # [k, j]
-                where = total_ms.argmin(axis=0)
-                value = total_ms[where, columns]
-                better = value < best[i, :, m]
-                best[i, better, m] = value[better]
-                split[i, better, m] = where[better]
-                behind[i, better, m] = extra
+            front_ms_mL = best[i, :, m - 1 : 0 : -1].T  # [m' - 1, k]: all but m' units
+            total_ms = np.maximum(front_ms_mL, last_ms_LmL[:, 1:m]).reshape(size, -1)
+            where = total_ms.argmin(axis=1)
+            value = total_ms[ends, where]
+            better = value < best[i, :, m]
+            best[i, better, m] = value[better]
+            split[i, better, m] = where[better] % size
+            behind[i, better, m] = where[better] // size + 1
     return _Level(best_ms_LLm=best, split_LLm=split, behind_LLm=behind)
 
 

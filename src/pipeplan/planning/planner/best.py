@@ -32,7 +32,7 @@ from pipeplan.pipeline import Stage
 from pipeplan.planning.planner import settings
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
-from pipeplan.planning.planner.device_order import connected_parts, recursive_device_order
+from pipeplan.planning.planner.device_order import connected_parts
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import (
@@ -42,7 +42,7 @@ from pipeplan.planning.planner.lower_bound import (
     work_bound_ms,
 )
 from pipeplan.planning.planner.no_plan import explain_no_plan
-from pipeplan.planning.planner.partition import best_partitions
+from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
@@ -117,7 +117,8 @@ class _Search:
             else None
         )
         self._num_searches = 0
-        self._budget = self.settings.budget * settings.budget_factor(
+        most = settings.AFTER_SETS_BUDGET if self.plans_on_sets else np.inf
+        self._budget = min(self.settings.budget, most) * settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
@@ -139,6 +140,12 @@ class _Search:
     def is_optimal(self) -> bool:
         """Whether the best plan meets the bound."""
         return self.incumbent.iteration_ms <= self.bound_ms * (1 + OPTIMAL_WITHIN)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing left to win, or too little to search for it."""
+        little = settings.SMALL_GAP / self.problem.effort if self.plans_on_sets else OPTIMAL_WITHIN
+        return self.is_optimal or self.incumbent.iteration_ms <= self.bound_ms * (1 + little)
 
     @property
     def is_late(self) -> bool:
@@ -201,7 +208,10 @@ class _Search:
                 least_ms[order] = self._plan_on_order(order, step)
             orders = sorted(least_ms, key=least_ms.__getitem__)
         if self.settings.tries_partitions:
-            self.offer_partitions()
+            for stages in paper_stages(
+                self.problem, self.coarse, lambda: self.incumbent.iteration_ms
+            ):
+                self.offer(stages)
         if not self.incumbent.has_plan:
             self.plan_on_more_orders()
 
@@ -247,22 +257,6 @@ class _Search:
         """The stages of a kernel's plan, with their shares."""
         return placed_stages(placed, self.instance, order=order, end_layer=end_layer)
 
-    def offer_partitions(self) -> None:
-        """The paper's partitions that are not ruled out by the best time so far."""
-        steps = self.num_layers * self.num_devices**2
-        cost = self.cost if steps <= settings.MAX_PARTITION_STEPS else self.coarse.cost
-        for part in connected_parts(self.cost):
-            for partition in best_partitions(
-                cost,
-                recursive_device_order(self.cost, part, deadline=self.problem.deadline),
-                self.problem.num_microbatches,
-                limit_ms=self.incumbent.iteration_ms,
-                num_threads=self.problem.num_threads,
-                deadline=self.problem.deadline,
-            ):
-                stages = partition.stages
-                self.offer(stages if cost is self.cost else self.coarse.refine(stages))
-
     def offer_all(self, drafts: Iterable[Draft]) -> None:
         """Complete plans; not even made once the optimum is found."""
         drafts = iter(drafts)
@@ -274,11 +268,15 @@ class _Search:
 
     def prove(self) -> None:
         """The best lower bound that is worth its time."""
-        if self.is_optimal or self.is_late or not self.settings.proves_relaxed:
+        problem = self.problem
+        is_wanted = problem.needs_bound or self.plans_on_sets  # on sets it finds plans as well
+        is_small = self.num_devices <= settings.MAX_PROVED_DEVICES
+        if self.is_optimal or self.is_late or not (is_wanted and is_small):
             return
-        self.problem.report("proving a lower bound")
-        limit_ms, deadline = self.incumbent.iteration_ms, self.problem.deadline
-        if buckets := bucket_sizes(self.num_devices, self.num_layers):
+        problem.report("proving a lower bound")
+        limit_ms, deadline = self.incumbent.iteration_ms, problem.deadline
+        is_relaxed = settings.proves_relaxed(self.num_devices, problem.effort, problem.any_shares)
+        if is_relaxed and (buckets := bucket_sizes(self.num_devices, self.num_layers)):
             arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
             self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
         if not self.is_optimal and self.plans_on_sets:
@@ -286,8 +284,8 @@ class _Search:
         elif self.problem.any_shares:
             known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * self.problem.effort)
             self._raise_bound(_core.price_bound(self.bounded, *known, deadline), "prices")
-        is_small = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
-        if is_small and not self.is_optimal:
+        is_tiny = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
+        if is_tiny and not self.is_optimal:
             self._prove_on_near_sets()
 
     def _prove_on_sets(self) -> None:
@@ -337,14 +335,16 @@ class _Search:
         The steps form one long sequence, and more effort only goes further along it. So more effort
         never gives a slower plan.
         """
-        left = self.problem.effort * settings.cycle_cost(self.settings.cycle)
-        if self.cost.contention and self.plans_on_sets:
-            left *= settings.SET_SHARED_CYCLE
+        shares_links = self.cost.contention is not None
+        steps, bought = settings.search_cycle(
+            self.settings, plans_on_sets=self.plans_on_sets, shares_links=shares_links
+        )
+        left = self.problem.effort * bought
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
-            for step in self.settings.cycle:
+            for step in steps:
                 left -= step.cost
-                if left < -1e-9 or self.is_optimal or self.is_late:
+                if left < -1e-9 or self.is_settled or self.is_late:
                     return
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
                 self.search_from(starts, step)
@@ -367,7 +367,7 @@ class _Search:
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
-                self.incumbent.offer_found(placed, rule, iteration_ms)
+                self.incumbent.offer_found(placed, rule, iteration_ms, self.problem.deadline)
         self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
     def plan_on_own_order(self) -> None:

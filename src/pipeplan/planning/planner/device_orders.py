@@ -29,16 +29,23 @@ def device_orders(
     `by_cuts`: the order by minimum cuts, which takes O(D^4), among them. Raises `DeadlineError` at
     the deadline.
     """
-    distinct: dict[bytes, tuple[int, ...]] = {}
-    seen: set[tuple[int, ...]] = set()
+    distinct: list[tuple[int, ...]] = []
     for order in _all_orders(cost, by_cuts, deadline):
-        if order not in seen:
-            seen.add(order)
-            look = _appearance(cost, order) if cost.host_links is None else bytes(len(seen))
-            distinct.setdefault(look, order)
+        if order in distinct:
+            continue
+        if cost.host_links is not None or not any(_look_alike(cost, order, o) for o in distinct):
+            distinct.append(order)
         if len(distinct) >= most:
             break
-    return list(distinct.values())
+    return distinct
+
+
+def _look_alike(cost: CostModel, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a planner sees no difference: mostly the links of neighbours tell."""
+    rates_DD = cost.bytes_per_ms_DD
+    if (rates_DD[one[:-1], one[1:]] != rates_DD[other[:-1], other[1:]]).any():
+        return False
+    return _appearance(cost, one) == _appearance(cost, other)
 
 
 def _all_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator[tuple[int, ...]]:
@@ -56,11 +63,11 @@ def _forward_orders(cost: CostModel, by_cuts: bool, deadline: float) -> Iterator
         return
     if by_cuts:
         yield recursive_device_order(cost, range(len(cost.speed_D)), deadline=deadline)
-    symmetric_DD = np.where(
-        cost.connected_DD(), np.minimum(cost.bytes_per_ms_DD, cost.bytes_per_ms_DD.T), 0.0
-    )
+    symmetric_DD = np.minimum(cost.bytes_per_ms_DD, cost.bytes_per_ms_DD.T)  # 0 without a way back
+    check_deadline(deadline)
     with np.errstate(divide="ignore"):
         distance_DD = -np.log(symmetric_DD)
+    check_deadline(deadline)
     average = _linkage_order(distance_DD, average=True, deadline=deadline)
     yield average
     if len(set(cost.speed_D.tolist())) > 1:
@@ -118,9 +125,11 @@ def _linkage_order(distance_DD: Floats, *, average: bool, deadline: float) -> tu
     """The leaves of the dendrogram, by following nearest neighbours until two choose each other."""
     num_devices = len(distance_DD)
     # A pair without a path is farther than any other, but averages must stay finite.
-    finite = distance_DD[np.isfinite(distance_DD)]
-    farthest = (float(finite.max()) if len(finite) else 0.0) + 50.0
-    distance = np.where(np.isfinite(distance_DD), distance_DD, farthest)
+    is_finite = np.isfinite(distance_DD)
+    farthest = float(distance_DD.max(where=is_finite, initial=-np.inf))
+    check_deadline(deadline)
+    farthest = (farthest if np.isfinite(farthest) else 0.0) + 50.0
+    distance = np.where(is_finite, distance_DD, farthest)
     np.fill_diagonal(distance, np.inf)
     leaves = {device: [device] for device in range(num_devices)}
     chain: list[int] = []

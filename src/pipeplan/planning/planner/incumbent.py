@@ -104,11 +104,13 @@ class Incumbent:
         for rule, iteration_ms in zip(PORTFOLIO, times_ms, strict=True):
             self._keep(stages, rule, iteration_ms)
 
-    def offer_found(self, placed: _core.PlacedPlan, rule: int, iteration_ms: float) -> None:
+    def offer_found(
+        self, placed: _core.PlacedPlan, rule: int, iteration_ms: float, deadline: float = np.inf
+    ) -> None:
         """Consider what local search found, with the rule and the time that it found."""
         stages = placed_stages(placed, self.instance)
         if self.cost.contention:  # local search only knows the least times of transfers
-            self.offer(stages)
+            self.offer(stages, deadline)
             return
         self._pool[stages] = min(iteration_ms, self._pool.get(stages, np.inf))
         self._keep(stages, PORTFOLIO[rule], iteration_ms)
@@ -127,7 +129,7 @@ class Incumbent:
         self.offer(draft.stages, deadline)
         if draft.stages not in self._refuted and self._keeps_limits(draft):
             if self.cost.contention:  # a draft may come from costs that know no shared links
-                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes)
+                run = run_schedule(self.cost.pipeline_costs(draft.stages), draft.codes, deadline)
                 draft = replace(draft, iteration_ms=run.iteration_ms)
             self._keep(draft.stages, "", draft.iteration_ms, draft)
 

@@ -32,7 +32,10 @@ def plan_knowing_links(
     @cache
     def without_links() -> Draft:
         unshared = replace(
-            problem, cost=problem.cost.without_shared_links(), deadline=half_time(problem.deadline)
+            problem,
+            cost=problem.cost.without_shared_links(),
+            deadline=half_time(problem.deadline),
+            needs_bound=False,  # the proof with links goes first, and knows as much
         )
         try:
             return plan_from(unshared, starts(unshared), None)

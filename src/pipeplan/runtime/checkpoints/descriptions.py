@@ -49,7 +49,7 @@ FIRST_FORMAT = "pipeplan.checkpoint/1"
 HEAD = re.compile(
     rb'\{"format": "' + re.escape(FORMAT).encode() + rb'", "sha256": "([0-9a-f]{64})",\n'
 )
-FILE_NAME = re.compile(r"(?:stage-[0-9]{3,6}|state)\.safetensors")
+FILE_NAME = re.compile(r"(?:stage-[0-9]{3,6}(?:-[0-9]{3,6})?|state)\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STEP_NAME = re.compile(r"step-([0-9]{8,})")
 MAX_COUNT = 2**62

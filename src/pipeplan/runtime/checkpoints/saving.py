@@ -1,4 +1,7 @@
-"""Writes a checkpoint: each stage's first replica its tensors, rank 0 the rest."""
+"""Writes a checkpoint: each stage's first replica its tensors, rank 0 the rest.
+
+If replicas share an optimizer out, each of them writes its share of the optimizer's state.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +55,8 @@ class TrainingState:
     """The first name that the whole model has for each parameter; tied ones have several."""
     stage: int = 0
     replica: int = 0
+    is_sharded: bool = False
+    """Whether each replica has an optimizer of its own parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,8 @@ class _Part:
     """What one rank has collected; the tensors stay on the rank."""
 
     stage: int
-    """-1 for a rank that saves no stage."""
+    """-1 for a rank that saves nothing of a stage."""
+    replica: int
     keys: list[str]
     """The names of the stage's tensors."""
     groups: list[tuple[Any, list[str]]]
@@ -153,11 +159,12 @@ def named_parameters(state: TrainingState) -> dict[str, nn.Parameter]:
 
 def _collect(state: TrainingState, extras: Extras, own: _Tensors, shared: _Tensors) -> _Part:
     """What this rank has. The stage's tensors go to `own`, all others of rank 0 to `shared`."""
-    is_saved = state.model is not None and state.replica == 0
-    if is_saved:
+    is_saved = state.model is not None and (state.replica == 0 or state.is_sharded)
+    if is_saved and state.replica == 0:
         _collect_model(state, own)
     return _Part(
         stage=state.stage if is_saved else -1,
+        replica=state.replica,
         states=_collect_states(state, own) if is_saved else {},
         groups=_collect_groups(state, own) if is_saved else [],
         keys=list(own.source_of),
@@ -179,10 +186,12 @@ def _collect_model(state: TrainingState, own: _Tensors) -> None:
 def _collect_states(state: TrainingState, own: _Tensors) -> dict[str, Any]:
     if state.optimizer is None:
         return {}
+    # A look at `optimizer.state[parameter]` makes an empty state; it may be another replica's.
+    updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     return {
         name: encode(dict(state.optimizer.state[parameter]), f"optimizer.{name}", own.keep)
         for name, parameter in named_parameters(state).items()
-        if parameter in state.optimizer.state
+        if parameter in state.optimizer.state and id(parameter) in updated
     }
 
 
@@ -193,7 +202,7 @@ def _collect_groups(state: TrainingState, own: _Tensors) -> list[tuple[Any, list
     groups = []
     for index, group in enumerate(state.optimizer.param_groups):
         settings = {key: value for key, value in group.items() if key not in NOT_SETTINGS}
-        where = f"settings of the optimizer's group {index} on stage {state.stage}"
+        where = f"settings of the optimizer's group {index} on {_name(state)}"
         members = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
         groups.append((encode(settings, where, own.keep), members))
     return groups
@@ -217,11 +226,12 @@ def _write_tensors(
     partial: Path, parts: Sequence[_Part], own: _Tensors, shared: _Tensors
 ) -> dict[str, WrittenFile]:
     """Write the tensors that are this rank's to write; by the name of the file."""
-    stage = parts[dist.get_rank()].stage
+    mine = parts[dist.get_rank()]
     # A tensor that several stages hold is written by the first of them.
-    before = {key for part in parts if 0 <= part.stage < stage for key in part.keys}
+    others = [part for part in parts if part.stage >= 0 and _place(part) < _place(mine)]
+    before = {key for part in others for key in part.keys}
     files = {
-        f"stage-{stage:03d}.safetensors": [
+        f"{_name(mine).replace(' ', '-')}.safetensors": [
             source for key, source in own.source_of.items() if key not in before
         ],
         STATE_FILE: list(shared.source_of.values()),
@@ -231,6 +241,15 @@ def _write_tensors(
         for name, sources in files.items()
         if sources
     }
+
+
+def _place(part: _Part) -> tuple[int, int]:
+    return part.stage, part.replica
+
+
+def _name(part: "_Part | TrainingState") -> str:
+    """What the part of a rank is called; mostly it is all of a stage."""
+    return f"stage {part.stage:03d}" + (f" {part.replica:03d}" if part.replica else "")
 
 
 def _describe(
@@ -248,7 +267,7 @@ def _describe(
         progress=progress,
         files=files,
         tensors=tensors,
-        optimizer=_describe_optimizer(sorted(parts, key=lambda part: part.stage)),
+        optimizer=_describe_optimizer(sorted(parts, key=_place)),
         tracked=parts[0].extras["tracked"],
         state=parts[0].extras["state"],
         random=parts[0].extras["random"],

@@ -8,9 +8,10 @@ While a block computes, the input of the next block is on its way::
 
 Two things hold memory that the plan's prediction does not count. Receives beyond that of the next
 block smooth an uneven flow. Sent tensors stay until somebody waits for them. Both together may take
-a tenth of the predicted memory, in four equal parts. Where that is too little, only the next
-block's receive is posted, and a thread frees tensors as soon as they are sent. The stages of a rank
-share all this.
+a tenth of the predicted memory, in four equal parts; half of that where backwards are split, since
+the temporary tensors of a first half come on top of what it keeps. Where that is too little, only
+the next block's receive is posted, and a thread frees tensors as soon as they are sent. The stages
+of a rank share all this.
 
 A neighbour on the same ranks gets tensors without a message, as copies: layers may change what they
 are given, and recomputation needs it unchanged.
@@ -40,7 +41,7 @@ from pipeplan.runtime.exchange.riding import Ride
 from pipeplan.runtime.exchange.row_routing import RowRouting
 from pipeplan.runtime.exchange.sends import LazySends, PendingSends, PolledSends, ThreadedSends
 from pipeplan.runtime.exchange.transports import Transport
-from pipeplan.runtime.stage_orders import group_of, stage_order
+from pipeplan.runtime.stage_orders import group_of, splits_backward, stage_order
 
 __all__ = ["Arrival", "Exchange", "StepExchange"]
 
@@ -125,7 +126,8 @@ class Exchange:
         """Whether no two stages are on the same ranks."""
         # A profile without sizes predicts nothing, but the parameters still take memory.
         held_bytes = max(predicted_gb * BYTES_IN_GB, parameter_bytes)
-        spare_bytes = max(SMALL_BYTES, MARGIN * held_bytes)
+        splits = any(splits_backward(plan, stage) for stage in group.stages)
+        spare_bytes = max(SMALL_BYTES, (MARGIN / 2 if splits else MARGIN) * held_bytes)
         self._bytes_per_use = spare_bytes / NUM_USES / len(group.stages)
         self.is_local_before = self._is_local(self.stage - 1)
         """Whether the stage before is on the same ranks."""
