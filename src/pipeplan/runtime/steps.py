@@ -75,6 +75,24 @@ class Steps:
             rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
         )
         self._sum = make_sum(transport, placement.ranks)
+        self._set_up_comparisons(placement)
+        self._same_model = SameModel(replica, optimizer)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, hash_options(optimizer))
+        self._compares_options = len(set(found)) == 1
+        """Not if optimizer_fn makes other groups on other ranks."""
+        self.metrics: dict[str, float] = {}
+        """The metrics of the last step or evaluation."""
+        self.num_rows = 0
+        """The rows of the last batch."""
+        self.start_s, self.iteration_ms = time.perf_counter(), 0.0
+        """When the last training step began, and how long it took."""
+        self.times: list[Times] = []
+        """When each block of the last step waited and ran."""
+
+    def _set_up_comparisons(self, placement: Placement) -> None:
+        """Find out what rides with messages, and which layers have replicas."""
+        plan, replica, loss, transport = self._plan, self._replica, self._loss, self._transport
         num_ranks, num_sums = dist.get_world_size(), 2 + len(loss.metrics)
         self._can_ride = transport.carries_notes and can_ride(
             plan, placement.ranks, num_ranks, num_sums
@@ -90,19 +108,6 @@ class Steps:
         if replica is not None and len(replica.ranks) > 1:
             functions = [loss.loss_fn, *loss.metrics.values()] if self._is_last else []
             self._watch = AttributeWatch(replica.held.model, functions, replica.ranks)
-        self._same_model = SameModel(replica, optimizer)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, hash_options(optimizer))
-        self._compares_options = len(set(found)) == 1
-        """Not if optimizer_fn makes other groups on other ranks."""
-        self.metrics: dict[str, float] = {}
-        """The metrics of the last step or evaluation."""
-        self.num_rows = 0
-        """The rows of the last batch."""
-        self.start_s, self.iteration_ms = time.perf_counter(), 0.0
-        """When the last training step began, and how long it took."""
-        self.times: list[Times] = []
-        """When each block of the last step waited and ran."""
 
     def train(self, batch: Any, targets: Any, number: int, *, update: bool) -> float:
         """Train on a batch, and return its mean loss; `number` batches came before."""
