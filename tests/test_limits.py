@@ -366,11 +366,15 @@ class TestConstraints:
             ({"first_on": 3}, InputError, r"first_on: 3 is not the name of a device"),
             ({"without": ("d0", "d1")}, InfeasibleError, r"without: names every device"),
             ({"stages": 5}, InfeasibleError, r"stages: 5 is more than the 3 layers"),
-            ({"stages": 3}, InfeasibleError, r"stages: 3 is more than the 2 devices"),
+            (
+                {"stages": 3, "positions": 1},
+                InfeasibleError,
+                r"stages: 3 is more than the 2 devices",
+            ),
             ({"stages": 2, "max_stages": 1}, InfeasibleError, r"stages: 2 is above max_stages"),
             ({"first_on": "d0", "without": ("d0",)}, InfeasibleError, r"first_on: 'd0' is among"),
             (
-                {"first_on": "d1", "last_on": "d1", "stages": 2},
+                {"first_on": "d1", "last_on": "d1", "stages": 2, "positions": 1},
                 InfeasibleError,
                 r"'d1' cannot serve the first and the last of 2 stages",
             ),

@@ -219,17 +219,23 @@ class Bound:
         gap = self.gap(iteration_ms)
         if gap == math.inf:
             return "no bound on the optimum"
+        among = ""
+        if other_plans and self.scope is not BoundScope.FAMILIES:
+            among = " among plans with one stage a device"
         if gap < 1e-6:
-            if other_plans and self.scope is not BoundScope.FAMILIES:
-                return "optimal among plans with one stage a device"
-            return "optimal"
-        words = f"at most {100 * gap:.2g} % from the optimum"
+            return f"optimal{among}"
+        words = f"at most {_percent(gap)} % from the optimum{among}"
         if not schedule_bound_ms:
             return words
         by_schedule = iteration_ms / schedule_bound_ms - 1
         if by_schedule < 1e-6:
             return f"{words}; no schedule of these stages is faster"
-        return f"{words}; another schedule saves at most {100 * by_schedule:.2g} %"
+        return f"{words}; another schedule saves at most {_percent(by_schedule)} %"
+
+
+def _percent(part: float) -> str:
+    """A part of one in percent with two digits, or whole: never as a power of ten."""
+    return f"{100 * part:.2g}" if part < 0.995 else f"{100 * part:.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

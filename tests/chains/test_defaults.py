@@ -11,9 +11,10 @@ from instances import even_model, flat_cluster, random_cluster, random_model
 from one_stage import ONE_STAGE
 from one_stage import plan as plain_plan
 from pipeplan import check, compare, plan_global_batch, whatif, zoo
+from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.documents.files import read_plan, write_model, write_plan
-from pipeplan.errors import InputError
-from pipeplan.pipeline import BoundScope
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.pipeline import Bound, BoundScope
 from pipeplan.planning.door import plan
 from pipeplan.planning.planner.chains import WORTH
 from pipeplan.planning.whatif.question import recorded_options
@@ -173,3 +174,35 @@ def test_equal_replicas_keep_one_stage_a_device(tmp_path, capfd):
     assert not read_plan(output).uses_families
     assert run_command(capfd, *arguments)[0] == 0
     assert read_plan(output).uses_families
+
+
+def test_whole_backwards_are_tried_where_cut_ones_keep_too_much():
+    layers = [
+        replace(layer, weight_grad_bytes=4 * layer.activation_bytes)
+        for layer in zoo.model("bert-large").layers
+    ]
+    model = replace(zoo.model("bert-large"), layers=tuple(layers))
+    hosts = [HostGroup(count=4, devices=2, bandwidth_gb_per_s=12, memory_gb=6)]
+    cluster = expand_hosts("small", hosts, between_hosts_gb_per_s=3)
+    found, whole = (plan(model, cluster, 8, split_backward=cut) for cut in (None, False))
+    assert whole.uses_families
+    assert found.iteration_ms <= whole.iteration_ms * (1 + 1e-9)
+
+
+def test_more_stages_than_devices_can_be_asked_for():
+    model, cluster = even_model(8, 1.0, 2.0), flat_cluster(2)
+    found = plan(model, cluster, 4, stages=5)
+    assert len(found.stages) == 5
+    assert check(found).ok
+    with pytest.raises(InfeasibleError, match="stages: 5 is more than 2 on each of the 2 devices"):
+        plan(model, cluster, 4, stages=5, positions=2)
+    with pytest.raises(InfeasibleError, match="stages: 5 is more than the 2 devices"):
+        plan(model, cluster, 4, stages=5, **ONE_STAGE)
+
+
+def test_gaps_name_the_plans_that_the_bound_speaks_of():
+    bound = Bound(lower_bound_ms=10.0, scope=BoundScope.EVEN_SHARES)
+    words = "at most 10 % from the optimum"
+    assert bound.verdict(11.0) == words
+    assert bound.verdict(11.0, other_plans=True) == f"{words} among plans with one stage a device"
+    assert bound.verdict(30.0) == "at most 200 % from the optimum"

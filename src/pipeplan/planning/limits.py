@@ -14,7 +14,14 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.profile import ModelProfile
 
-__all__ = ["BrokenLimits", "Limits", "broken_constraint", "broken_limits", "make_limits"]
+__all__ = [
+    "BrokenLimits",
+    "Limits",
+    "broken_constraint",
+    "broken_limits",
+    "make_limits",
+    "require_positions",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +152,23 @@ def make_limits(
     return limits
 
 
+def require_positions(limits: Limits, cluster: Cluster, positions: int) -> None:
+    """Refuse constraints that no plan with so many stages a device can keep."""
+    num_devices = cluster.num_devices - len(limits.without)
+    most = num_devices * positions
+    if limits.min_stages > most:
+        devices = f"{num_devices} device{'s' if num_devices > 1 else ''}"
+        have = f"the {devices}" if positions == 1 else f"{positions} on each of the {devices}"
+        raise InfeasibleError(f"stages: {limits.min_stages} is more than {have}; ask for fewer")
+    first = limits.first_on
+    if positions == 1 and first is not None and first == limits.last_on and limits.min_stages > 1:
+        raise InfeasibleError(
+            f"first_on, last_on: {cluster.devices[first].name!r} cannot serve the first and the"
+            f" last of {limits.min_stages} stages; name two devices, ask for one stage, or leave"
+            " out --positions 1"
+        )
+
+
 def _index(field: str, name: str, known: dict[str, int], owner: str) -> int:
     if name not in known:
         kind = "device" if field in ("first_on", "last_on", "without") else "layer"
@@ -170,23 +194,14 @@ def _require_possible(limits: Limits, model: ModelProfile, cluster: Cluster) -> 
             f"stages: {limits.min_stages} is above max_stages ({limits.max_stages}); drop one"
         )
     num_pieces = model.num_layers - len(limits.no_cut_after)
-    for number, what in ((num_pieces, "layers that may be cut apart"), (num_left, "devices")):
-        if limits.min_stages > number:
-            raise InfeasibleError(
-                f"stages: {limits.min_stages} is more than the {number} {what}; ask for fewer"
-            )
-    _require_ends(limits, model.microbatch_size, names)
-
-
-def _require_ends(limits: Limits, samples: int, names: Sequence[str]) -> None:
-    first, last = limits.first_on, limits.last_on
+    if limits.min_stages > num_pieces:
+        raise InfeasibleError(
+            f"stages: {limits.min_stages} is more than the {num_pieces} layers that may be cut"
+            " apart; ask for fewer"
+        )
+    first, last, samples = limits.first_on, limits.last_on, model.microbatch_size
     if first is None or last is None:
         return
-    if first == last and limits.min_stages > 1:
-        raise InfeasibleError(
-            f"first_on, last_on: {names[first]!r} cannot serve the first and the last of"
-            f" {limits.min_stages} stages; name two devices or ask for one stage"
-        )
     if first != last and limits.max_stages == 1 and limits.whole_samples and samples < 2:
         raise InfeasibleError(
             f"first_on, last_on: one stage on {names[first]!r} and {names[last]!r} would share"

@@ -25,6 +25,8 @@ FLAGS = (
     "runnable",
 )
 AUTO = "auto"
+AUTO_POSITIONS = 8
+"""The most stages of a device that `auto` tries."""
 MAX_AUTO_DEVICES, MAX_AUTO_MICROBATCHES = 64, 512
 """Beyond, several stages a device and cut backwards are searched only if somebody asks for them:
 they would take longer than all the rest of planning, and find little."""
@@ -124,6 +126,11 @@ class PlanningOptions:
     def uses_families(self) -> bool:
         """Whether plans may need the second version of the format; of settled options."""
         return self.positions != 1 or bool(self.split_backward) or self.shard_optimizer
+
+    @property
+    def max_positions(self) -> int:
+        """The most stages of a device; of settled options."""
+        return AUTO_POSITIONS if self.positions == AUTO else int(self.positions)
 
     def settled(
         self, model: ModelProfile, num_devices: int, num_microbatches: int, *, is_free: bool

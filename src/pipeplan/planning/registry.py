@@ -7,6 +7,7 @@ from dataclasses import replace
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
 from pipeplan.planning.group_order import require_weight_gradients
+from pipeplan.planning.limits import require_positions
 from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.chains import plan_chains
 from pipeplan.planning.planner.exact import plan_exact
@@ -32,11 +33,13 @@ def plan_best_of_all(problem: Problem) -> Draft:
     options = problem.options.settled(
         problem.model, problem.cluster.num_devices, problem.num_microbatches, is_free=True
     )
+    require_positions(problem.limits, problem.cluster, options.max_positions)
     return plan_within_limits(replace(problem, options=options), _plan_best_from_published)
 
 
 def plan_exact_within_limits(problem: Problem) -> Draft:
-    """`exact` for the problem that the constraints leave."""
+    """`exact` for the problem that the constraints leave; it knows one stage a device."""
+    require_positions(problem.limits, problem.cluster, 1)
     return plan_within_limits(problem, plan_exact)
 
 
@@ -60,10 +63,16 @@ def _plan_families(
     """One stage a device, then several; `first` is what less effort found."""
     group_planners = [BASELINES[name] for name in GROUP_BASELINES]
     try:
+        require_positions(problem.limits, problem.cluster, 1)
         part = replace(problem, deadline=half_time(problem.deadline))
         one_stage = plan_knowing_links(part, plan_best_shares, published.drafts)
     except InfeasibleError:
         draft = plan_chains(problem, None, group_planners, first)
+        if draft is None and problem.limits.min_stages > problem.cluster.num_devices:
+            raise InfeasibleError(
+                f"stages: no plan with {problem.limits.min_stages} stages was found that keeps the"
+                " limits; ask for fewer"
+            ) from None
         if draft is None:
             raise
         return draft

@@ -45,7 +45,7 @@ def chain_starts(
             devices = [list(order[a:b]) for a, b in pairwise(cuts)]
             if max(map(len, devices)) > cost.max_replicas:
                 devices = [group[: cost.max_replicas] for group in devices]
-            for group in _shapes(size, min(max_positions, MAX_ROUNDS)):
+            for group in _shapes(size, min(max_positions, MAX_ROUNDS), limits):
                 if len(group) <= num_layers:
                     end_layer = _even_ends(cost, [devices[g] for g in group])
                     plans.append(
@@ -86,12 +86,19 @@ def _group_counts(num_devices: int) -> list[int]:
     return sorted(counts | ({num_devices} if num_devices <= 64 else set()))
 
 
-def _shapes(size: int, max_rounds: int) -> Iterator[list[int]]:
+def _shapes(size: int, max_rounds: int, limits: Limits | None) -> Iterator[list[int]]:
+    """Rounds and waves over the groups, the last of them shorter where fewer stages are asked for.
+
+    Shapes with too few stages stay: moves of the search add some.
+    """
+    most = limits.max_stages if limits is not None else None
     down = list(range(size))
     for rounds in range(1, max_rounds + 1):
-        yield down * rounds
+        if most is not None and most <= size * (rounds - 1):
+            return
+        yield (down * rounds)[:most]
         if rounds > 1:
-            yield [g for n in range(rounds) for g in (down[::-1] if n % 2 else down)]
+            yield [g for n in range(rounds) for g in (down[::-1] if n % 2 else down)][:most]
 
 
 def _even_ends(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:

@@ -24,7 +24,6 @@ from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
 from pipeplan.planning.limits import broken_constraint
-from pipeplan.planning.options import AUTO
 from pipeplan.planning.planner.chain_starts import chain_starts
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
 from pipeplan.planning.planner.placement import stage_of_shares
@@ -35,7 +34,6 @@ __all__ = ["plan_chains"]
 
 MAX_DEVICES = 128
 """Beyond, the search is too slow to find anything; plans keep one stage a device."""
-AUTO_POSITIONS = 8
 BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
 CROWDED = (1.0, 2.0)
@@ -87,6 +85,7 @@ def plan_chains(
         search.start(published, first)
         if search.may_gain:
             search.run()
+            search.run_whole_backwards()
             search.cut_all_reduces()
             search.join_last_gradients()
     except KeyboardInterrupt:
@@ -111,9 +110,9 @@ class _ChainSearch:
         self.needs_others = one_stage is None
         """Whether the plan with one stage a device is not enough, however little others gain."""
         self.effort = problem.effort
-        self.max_positions = (
-            AUTO_POSITIONS if self.options.positions == AUTO else int(self.options.positions)
-        )
+        self.max_positions = self.options.max_positions
+        self.is_split = bool(self.options.split_backward)
+        """Whether the search cuts backwards."""
         self.instance = problem.kernel_instance()
         self.work_ms = work_bound_ms(problem.cost, problem.num_microbatches)
 
@@ -136,7 +135,7 @@ class _ChainSearch:
         return self.needs_others or self.work_ms < self.best_ms * WORTH
 
     def _model(self, problem: Problem) -> _core.ChainModel:
-        layers = problem.model.layers if self.options.split_backward else ()
+        layers = problem.model.layers if self.is_split else ()
         weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
         return _core.ChainModel(
             instance=problem.kernel_instance(),
@@ -163,6 +162,17 @@ class _ChainSearch:
             cost = self.problem.cost.with_longer_transfers(factor)
             self._search(replace(self.problem, cost=cost), 1 / len(CROWDED))
 
+    def run_whole_backwards(self) -> None:
+        """Search once more without cut backwards, where none of them is in the best plan.
+
+        What a cut backward keeps may be too much for the memory that there is.
+        """
+        if not self.is_split or (self.best is not None and _has_cut(self.best)):
+            return
+        self.is_split = False
+        if self.may_gain:
+            self.run()
+
     def _search(self, problem: Problem, part: float) -> None:
         budget = next(b for b in BUDGETS if problem.cluster.num_devices <= b.max_devices)
         is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
@@ -173,10 +183,11 @@ class _ChainSearch:
             problem.cost,
             known,
             max_positions=self.max_positions,
-            is_split=bool(self.options.split_backward),
+            is_split=self.is_split,
             limits=problem.limits,
         )
-        problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
+        so_far = "no plan" if self.best is None else f"{self.best_ms:.6g} ms"
+        problem.report(f"searching chains: {so_far} so far")
         found = _core.search_chains(
             model,
             starts,
@@ -281,9 +292,9 @@ class _ChainSearch:
 
     def _allows(self, draft: Draft) -> bool:
         """Whether the options allow so many stages a device, and cut backwards."""
-        has_cut = any((unpack_codes(order)[1] > 1).any() for order in draft.orders)
         most = max(len(group.stages) for group in groups_of(draft.stages))
-        return most <= self.max_positions and bool(self.options.split_backward or not has_cut)
+        is_cut = _has_cut(draft)
+        return most <= self.max_positions and bool(self.options.split_backward or not is_cut)
 
     def draft(self) -> Draft | None:
         """The best plan; with a bound on all plans of its kind."""
@@ -308,3 +319,8 @@ class _ChainSearch:
             schedule_guarantee_ms=None,
             shard_optimizer=shards,
         )
+
+
+def _has_cut(draft: Draft) -> bool:
+    """Whether some backward is cut in two."""
+    return any((unpack_codes(order)[1] > 1).any() for order in draft.orders or ())
