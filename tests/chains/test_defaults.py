@@ -119,15 +119,19 @@ def test_more_effort_is_never_slower():
         assert more.iteration_ms <= usual.iteration_ms * (1 + 1e-12)
 
 
-def test_gaps_of_plans_with_one_stage_a_device_keep_their_own_bound():
+def test_gaps_have_one_yardstick():
     model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
-    found = compare(model, cluster, 8, ["best", "spp"], effort=0.1)
-    plain = compare(
-        model, cluster, 8, ["best", "spp"], effort=0.1, positions=1, split_backward=False
-    )
-    gaps = [{row.planner: row.gap for row in each.rows} for each in (found, plain)]
-    assert found.plans["best"].uses_families
-    assert gaps[0]["spp"] == pytest.approx(gaps[1]["spp"])
+    found = compare(model, cluster, 8, ["best", "spp", "zb-h1"], effort=0.1)
+    bound_ms = found.plans["best"].bound.lower_bound_ms
+    assert found.plans["best"].bound.scope is BoundScope.FAMILIES
+    kept = [row for row in found.rows if row.keeps_limits]
+    assert len(kept) > 1
+    for row in kept:
+        assert row.gap == pytest.approx(row.iteration_ms / bound_ms - 1)
+    plain = compare(model, cluster, 8, ["best", "zb-h1"], effort=0.1, **ONE_STAGE)
+    gaps = {row.planner: row.gap for row in plain.rows}
+    assert gaps["best"] is not None
+    assert gaps["zb-h1"] is None
 
 
 def test_a_global_batch_is_planned_with_several_stages_a_device():

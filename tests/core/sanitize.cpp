@@ -11,6 +11,7 @@
 #include "chain_bound.hpp"
 #include "chain_schedule.hpp"
 #include "kernels.hpp"
+#include "max_min.hpp"
 #include "pipeline.hpp"
 
 using namespace pipeplan;
@@ -142,6 +143,51 @@ void run_chain(unsigned seed) {
     require(chain_bound(chain) <= found_ms * (1 + 1e-9), "a schedule is faster than the chain's bound");
 }
 
+// Rates that are kept up to date, against those that are filled from nothing at every change.
+void run_rates(unsigned seed) {
+    Problem problem(seed);
+    const int devices = 2 + problem.below(12), num_links = 1 + problem.below(8);
+    std::vector<std::vector<int>> members(num_links);
+    std::vector<double> out, in;
+    for (std::vector<int>& link : members) {
+        for (int u = 0; u < devices; ++u)
+            if (problem.below(2)) link.push_back(u);
+        if (link.empty()) link.push_back(0);
+        out.push_back(1 + problem.number(1e3)), in.push_back(1 + problem.number(1e3));
+    }
+    std::vector<int> hosts(devices);
+    std::iota(hosts.begin(), hosts.end(), 0);
+    std::vector<double> rates(devices * devices);
+    for (double& rate : rates) rate = 1 + problem.number(1e3);
+    const DeviceLinks links{std::vector<double>(devices, 1.0), Pairs(rates, devices, "rates"),
+                            Pairs(std::vector<double>(rates.size(), 0.0), devices, "latencies"),
+                            std::make_shared<SharedLinks>(members, out, in, hosts)};
+    const Instance instance({{1}, {1}, {1}, {1}, {1}}, links, false, 1, 1, devices);
+    FlowTable table(instance);
+    const std::vector<double> whole{1.0};
+    for (int u = 0; u < devices; ++u)
+        for (int v = 0; v < devices; ++v)
+            if (u != v) table.add_transfer(instance, {{u}, whole}, {{v}, whole}, 1.0);
+    const int num_classes = static_cast<int>(table.classes().size());
+    if (num_classes == 0) return;
+    MaxMinRates kept(table), filled(table, 0);
+    std::vector<int> num_flows(num_classes, 0);
+    for (int change = 0; change < 60; ++change) {
+        for (int k = problem.below(4); k >= 0; --k) {
+            const int index = problem.below(num_classes);
+            const bool goes = num_flows[index] > 0 && problem.below(2);
+            const int more = goes ? -1 - problem.below(num_flows[index]) : 1 + problem.below(3);
+            num_flows[index] += more;
+            kept.add(index, more), filled.add(index, more);
+        }
+        kept.update(), filled.update();
+        for (int c = 0; c < num_classes; ++c)
+            require(std::abs(kept.rate(c) - filled.rate(c)) <= 1e-9 * filled.rate(c) &&
+                        (filled.rate(c) > 0) == (num_flows[c] > 0),
+                    "rates depend on how they are found");
+    }
+}
+
 // What ends kernels early: an exception of a worker thread, and a deadline.
 void stop_early() {
     Problem problem(1);
@@ -171,7 +217,7 @@ int main(int argc, char** argv) {
     require(argc == 3, "usage: sanitize SEED PROBLEMS");
     const unsigned seed = std::strtoul(argv[1], nullptr, 10);
     const int problems = std::atoi(argv[2]);
-    for (int k = 0; k < problems; ++k) run_problem(seed + k), run_chain(seed + k);
+    for (int k = 0; k < problems; ++k) run_problem(seed + k), run_chain(seed + k), run_rates(seed + k);
     stop_early();
     std::printf("%d problems\n", problems);
 }

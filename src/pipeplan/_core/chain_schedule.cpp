@@ -277,9 +277,12 @@ double ChainScheduler::run(const std::vector<double>& keys, double patience,
     end_ms_[chain.group[0]] = look(chain.group[0]);
     for (;;) {
         int g = 0;
-        for (int h = 1; h < G; ++h)
-            if (end_ms_[h] < end_ms_[g]) g = h;
-        if (end_ms_[g] == kInfinity) break;
+        double first_end = end_ms_[0];
+        for (int h = 1; h < G; ++h) {  // without branches: nobody can foretell which is the first
+            g += (h - g) * (end_ms_[h] < first_end);
+            first_end = std::min(first_end, end_ms_[h]);
+        }
+        if (first_end == kInfinity) break;
         const Choice choice = choose(g, keys, patience);
         idle_ms_[g] -= choice.start_ms - free_ms_[g];
         if (idle_ms_[g] < 0) return last_ms_ = kInfinity;

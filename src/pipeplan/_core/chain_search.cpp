@@ -21,7 +21,14 @@ namespace {
 constexpr double kHottest = 0.02, kColdest = 0.0005;
 constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
 constexpr double kBlocksPerLink = 0.1;   // and a look at one link
+constexpr double kBlocksPerStage = 5.0;  // and the costs of one stage
+// What a scheduled block costs, by the stages of its group and by the groups.
+// Beside that, keys and arrays of all blocks, also where the schedule ends early.
+constexpr double kSchedule = 0.25;
+constexpr double kBlockBase = 0.25, kBlockPerPosition = 0.1, kBlockPerGroup = 0.13;
 constexpr double kFirstPolish = 0.1;     // of what the best plans get, for all that may be among them
+constexpr double kFarAbove = 1.02;       // times its bound: a schedule like this may gain much,
+constexpr double kFarPolish = 3.0;       // and gets so many times the budget
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -133,7 +140,9 @@ class ChainSearch {
         for (int p = 0; p + 1 < plan.num_stages(); ++p)
             num_links += static_cast<double>(plan.devices[plan.group[p]].size()) *
                          plan.devices[plan.group[p + 1]].size();
-        spent_ += kBlocksPerLink * num_links;
+        spent_ += kBlocksPerLink * num_links + kBlocksPerStage * plan.num_stages();
+        const double positions = static_cast<double>(plan.num_stages()) / plan.num_groups();
+        block_cost_ = kBlockBase + kBlockPerPosition * positions + kBlockPerGroup * plan.num_groups();
         if (!cost_chain(model_, plan, few, chain_)) return false;
         rest_ = M - few;
         chain_.num_microbatches = M;
@@ -147,7 +156,8 @@ class ChainSearch {
         if (!is_taken_) scheduler_.take(chain_), is_taken_ = true;
         const double rest_ms = rest_ * scheduler_.round_ms();
         const double ms = scheduler_.run(settings, limit_ms - rest_ms) + rest_ms;
-        spent_ += static_cast<double>(scheduler_.order().size());
+        const double num_blocks = static_cast<double>(chain_.num_stages) * kNumChainKinds * chain_.num_microbatches;
+        spent_ += kSchedule * num_blocks + block_cost_ * static_cast<double>(scheduler_.order().size());
         return {ms, bound > 0 ? ms / bound : 1.0, settings};
     }
 
@@ -166,7 +176,7 @@ class ChainSearch {
     Chain chain_;
     ChainScheduler scheduler_;
     bool is_taken_ = false;
-    double rest_ = 0.0, bound_ = 0.0, spent_ = 0.0;
+    double rest_ = 0.0, bound_ = 0.0, spent_ = 0.0, block_cost_ = 1.0;
     std::vector<double> scratch_;
     std::map<double, ChainPlan> best_;
 };
@@ -246,7 +256,8 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
     sort_by_time(all);
     if (static_cast<int>(all.size()) > budget.num_best) all.resize(budget.num_best);
     pool.run(static_cast<int>(all.size()), [&](int k, int) {
-        polish(model, budget.polish, seed * 7919ULL + 1000 + k, all[k], control);
+        const bool is_far = all[k].iteration_ms > kFarAbove * all[k].bound_ms;
+        polish(model, budget.polish * (is_far ? kFarPolish : 1.0), seed * 7919ULL + 1000 + k, all[k], control);
     });
     sort_by_time(all);
     return all;

@@ -18,6 +18,7 @@ namespace pipeplan {
 namespace {
 
 constexpr double kHotSwaps = 0.2, kColdSwaps = 0.02;    // of a block's mean length
+constexpr double kManySteps = 10.0, kMostHeat = 5.0;   // for each block; with more it may be hotter
 constexpr int kFurthest = 8;                           // places that a block moves at once
 constexpr int kMostRepairs = 3;                        // other blocks that make room for it
 
@@ -233,13 +234,15 @@ double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enoug
         length_ms += length(block / chain_.num_microbatches) / static_cast<double>(order.size());
     order = order_;
     follow_back(random);
+    const double steps_per_block = static_cast<double>(num_steps) / static_cast<double>(order.size());
+    const double hottest_ms = length_ms * kHotSwaps * std::clamp(steps_per_block / kManySteps, 1.0, kMostHeat);
     for (long step = 0; step < num_steps && best > enough_ms * (1 + 1e-12); ++step) {
         if (step % 64 == 0) {
             control.check_without_deadline();
             if (control.is_late()) break;
         }
         if (!change(random)) continue;
-        const double heat = length_ms * kHotSwaps * std::pow(kColdSwaps / kHotSwaps, static_cast<double>(step) / num_steps);
+        const double heat = hottest_ms * std::pow(kColdSwaps / kHotSwaps, static_cast<double>(step) / num_steps);
         const double accept_ms = current - heat * std::log(random.unit());
         const double ms = run(accept_ms);
         if (ms > accept_ms) {

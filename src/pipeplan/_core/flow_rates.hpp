@@ -3,16 +3,12 @@
 // Flows of one class (flow_table.hpp) always have the same rate. So a class counts how many bytes each
 // of its flows has been sent since some time, whoever they belong to; a flow ends when this number has
 // risen by its bytes. A change of rates is one change for the whole class.
-//
-// A side of a shared link whose flows could all run at their limits at once limits nobody. Only the
-// other sides tie classes together. A start or an end therefore changes only the rates of classes that
-// are tied to it through such sides: these are filled anew, all others keep their rates.
 #pragma once
 #include <algorithm>
 #include <queue>
 #include <vector>
 
-#include "flow_table.hpp"
+#include "max_min.hpp"
 
 namespace pipeplan {
 
@@ -43,7 +39,7 @@ class FlowRates {
             if (--num_left_[transfer] == 0) done(transfer, latest_ms_[transfer]);
         };
         if (next_end_ms_ <= last_ms) {
-            for (std::size_t c = 0; c < classes_.size(); ++c) {
+            for (std::size_t c = 0; c < end_ms_.size(); ++c) {
                 while (end_ms_[c] <= last_ms) {
                     const double end_ms = end_ms_[c];
                     take_end(transfer_of_[end_first(static_cast<int>(c))], end_ms);
@@ -80,53 +76,36 @@ class FlowRates {
             return bytes != other.bytes ? bytes > other.bytes : group > other.group;
         }
     };
-    struct Class {
-        int num_flows = 0;  // those that have started at this instant included
-        double rate = 0.0, sent_bytes = 0.0, since_ms = 0.0;  // of each flow, until `since_ms`
-        std::vector<Goal> goals;    // a heap, the least one first
-        std::vector<int> started;   // groups that have no rate yet
-        double new_rate = 0.0;
-        long visited = 0;
+    // What each flow of a class has been sent until `since_ms`, and the least goal.
+    struct Progress {
+        double rate = 0.0, sent_bytes = 0.0, since_ms = 0.0, goal_bytes = kInfinity;
     };
-    struct Side {
-        double capacity = 0.0;
-        bool is_tight = false;     // whether its flows cannot all have their limits
-        std::vector<int> classes;  // that use it
-        bool has_changed = false;
-        long visited = 0;
-        double left = 0.0;  // while filling: capacity, and flows without a rate
-        int num_open = 0;
-    };
-    static constexpr std::size_t kFewGoals = 4;
+    // Bytes are counted from 0 again before they are so many times those of a new flow: small numbers
+    // lose less.
+    static constexpr double kManyTimes = 16.0;
 
     void start(int first_group, int end_group);
     int end_first(int index);
-    void count_flows(int index, int more);
-    void visit_class(int index);
-    void visit_side(int side);
-    void fill();
-    void freeze(int index, double rate);
-    void move_on(Class& moved, double now_ms);
+    void change_rates(double now_ms);
+    void start_groups(int index, double now_ms);
     void find_end(int index);
     void find_next_end();
 
     const std::vector<FlowGroup>& groups_;
     const std::vector<FlowTransfer>& transfers_;
-    const std::vector<FlowClass>& kinds_;
-    const std::vector<int>& sides_of_kinds_;
     std::vector<RateChange>* history_;
-    std::vector<int> transfer_of_;  // [groups]
-    std::vector<Class> classes_;
-    std::vector<double> end_ms_;    // [classes], the next end of one of its groups
-    std::vector<int> by_limit_;     // classes, by rising limits
-    std::vector<Side> sides_;
+    MaxMinRates rates_;
+    bool has_changed_ = false;       // whether flows have come or gone since rates were given
+    std::vector<int> transfer_of_;   // [groups]
+    std::vector<Progress> progress_;            // [classes]
+    std::vector<double> end_ms_;                // [classes], the next end of one of its groups
+    std::vector<std::vector<Goal>> goals_;      // [classes], heaps, the least one first
+    std::vector<std::vector<int>> new_groups_;  // [classes], those that have no rate yet
     double next_end_ms_ = kInfinity;
     std::vector<int> num_left_;      // [transfers], groups and timers
     std::vector<double> latest_ms_;  // [transfers], the latest end so far
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
-    std::vector<int> changed_sides_, started_;
-    long visit_ = 0;
-    std::vector<int> tied_classes_, tied_sides_, open_;
+    std::vector<int> started_;       // classes
 };
 
 }  // namespace pipeplan

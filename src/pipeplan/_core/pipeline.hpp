@@ -113,9 +113,9 @@ constexpr int kMostForWindows = 256;
 
 // A higher one, between `proved_ms`, below which no schedule is known to be, and `limit_ms`. Each
 // question that it asks takes at most `max_rounds` rounds (schedule_windows.hpp). Where the limit cannot
-// be proved, no bound above `worth_ms` is looked for.
+// be proved, no bound above `worth_ms` is looked for. The result is so exact as `within` says.
 double schedule_bound(const CostsView& costs, double proved_ms, double limit_ms, int max_rounds,
-                      Control& control, double worth_ms = kInfinity);
+                      Control& control, double worth_ms = kInfinity, double within = 1e-5);
 
 // A schedule, and the time that an iteration takes under it.
 struct Schedule {

@@ -74,6 +74,9 @@ class PlanProof {
 
     static constexpr int kAtOnce = 16;  // fixed, so that threads change nothing
     static constexpr int kRounds = 3, kDeadlines = 6, kMostUneven = 6;
+    // Where links are shared, bounds of single plans are loose: few schedules are tried for them.
+    static constexpr int kSharedDeadlines = 2;
+    static constexpr double kWithin = 1e-5, kSharedWithin = 1e-4;  // of bounds of single plans
     static constexpr double kStepsPerPoint = 0.25;  // of a grid of blocks
     // Where bounds of plans are loose, few searches find a faster plan, and these are among the first.
     static constexpr int kMostVain = 8;
@@ -176,7 +179,8 @@ class PlanProof {
         const auto is_beaten = [&](double limit_ms) {
             if (proved_ms < limit_ms)
                 proved_ms =
-                    schedule_bound(view, proved_ms, limit_ms, kRounds, control_, worth_ms);
+                    schedule_bound(view, proved_ms, limit_ms, kRounds, control_, worth_ms,
+                                   in_.shared ? kSharedWithin : kWithin);
             return proved_ms >= limit_ms;
         };
         if (is_beaten(target_ms())) return;
@@ -213,7 +217,7 @@ class PlanProof {
         const PlacedCosts placed(in_, plan);
         if (!placed.is_possible()) return;  // the wrong devices have more samples
         const double known_ms = std::min(best_.iteration_ms, step.found.iteration_ms);
-        Schedule found = urgent_schedule(placed.view(), proved_ms, known_ms, kDeadlines, control_);
+        Schedule found = urgent_schedule(placed.view(), proved_ms, known_ms, in_.shared ? kSharedDeadlines : kDeadlines, control_);
         if (!found.codes.empty()) step.found = {found.iteration_ms, plan, std::move(found.codes)};
     }
 

@@ -64,8 +64,8 @@ Judgement judge_plan(const Instance& instance, const PlacedPlan& plan, double be
     if (costs.flows) {
         bound_ms = std::max(bound_ms, card_load_ms(costs.flows->table(), costs.num_stages,
                                                    costs.num_microbatches));
-        // Where many transfers use the same cards a simulation takes long.
-        if (bound_ms > worth_ms) return {bound_ms, std::vector<double>(kNumRules, kInfinity)};
+        // Where many transfers use the same cards a simulation takes long: not for plans that cannot win.
+        if (bound_ms > best_ms) return {bound_ms, std::vector<double>(kNumRules, kInfinity)};
     }
     if (estimate_of(costs).is_exact) {
         std::vector<double> times = time_rules(costs, worth_ms, bound_ms, control);

@@ -6,7 +6,7 @@
 namespace pipeplan {
 
 double schedule_bound(const CostsView& costs, double proved_ms, double limit_ms, int max_rounds,
-                      Control& control, double worth_ms) {
+                      Control& control, double worth_ms, double within) {
     if (costs.num_microbatches > kMostForWindows || !(limit_ms < kInfinity)) return proved_ms;
     ScheduleWindows windows(costs);
     if (!windows.may_end_by(limit_ms, max_rounds)) return limit_ms;
@@ -16,7 +16,7 @@ double schedule_bound(const CostsView& costs, double proved_ms, double limit_ms,
         if (!windows.may_end_by(worth_ms, max_rounds)) return worth_ms;
         open_ms = worth_ms;
     }
-    while (open_ms > proved_ms * (1 + 1e-5)) {
+    while (open_ms > proved_ms * (1 + within)) {
         control.check();
         const double middle_ms = 0.5 * (proved_ms + open_ms);
         (windows.may_end_by(middle_ms, max_rounds) ? open_ms : proved_ms) = middle_ms;

@@ -22,7 +22,7 @@ from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningIn
 from pipeplan.group_costs import group_costs
 from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.group_simulator import run_groups
-from pipeplan.pipeline import Bound, Plan
+from pipeplan.pipeline import Plan
 from pipeplan.planning.group_order import in_group_order
 from pipeplan.planning.limits import BrokenLimits, broken_limits
 from pipeplan.planning.options import OptionArguments, PlanningOptions
@@ -64,8 +64,6 @@ class Attempt:
     plan: Plan | None = None
     broken: BrokenLimits = field(default_factory=BrokenLimits)
     """Which limits the plan breaks: published planners keep none of them on purpose."""
-    one_stage_bound: Bound | None = None
-    """Of plans with one stage a device, where the plan's own bound speaks of all."""
     reason: str | None = None
     error: InfeasibleError | None = None
     """What the planner said; a `NoPlanError` says what is needed."""
@@ -212,13 +210,7 @@ def attempt(
         _require_valid("planner", planner, check(plan).errors)
     planning_s = time.perf_counter() - began_s
     broken = broken_limits(plan, problem.limits)
-    return Attempt(
-        planner=planner,
-        planning_s=planning_s,
-        plan=plan,
-        broken=broken,
-        one_stage_bound=draft.one_stage_bound,
-    )
+    return Attempt(planner=planner, planning_s=planning_s, plan=plan, broken=broken)
 
 
 def may_search_families(options: PlanningOptions, planner: str, schedule: str | None) -> bool:

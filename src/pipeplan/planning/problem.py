@@ -144,8 +144,6 @@ class Draft:
     """Entries that the planner adds to the plan's options."""
     shard_optimizer: bool = False
     """Whether replicas share the optimizer's moments."""
-    one_stage_bound: Bound | None = None
-    """Of plans with one stage a device, where `bound` speaks of all: it is often higher."""
 
     @property
     def schedule(self) -> Schedule:

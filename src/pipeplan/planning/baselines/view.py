@@ -18,6 +18,7 @@ the real cluster.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import gcd, inf
 
@@ -77,6 +78,7 @@ class ClusterView:
         return len({len(host) for host in self.hosts}) == 1
 
 
+@lru_cache(maxsize=1)  # published planners ask one after the other
 def view_cluster(cost: CostModel) -> ClusterView:
     """The view of the devices that can all talk to one another."""
     ranks = _connected_ranks(cost)

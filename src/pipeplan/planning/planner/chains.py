@@ -40,7 +40,7 @@ BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
 CROWDED = (1.0, 2.0)
 """Factors of transfers, one for each search, where links are shared."""
-MANY_BEST = 3
+MANY_BEST = 2
 """Plans of each of these searches that the simulator judges."""
 REALLY_FASTER = 1 - 1e-9
 WORTH = 0.99
@@ -59,13 +59,13 @@ class Budget:
     anneal: float
     """Blocks that each search may schedule, about 40 nanoseconds each."""
     polish: float
-    """The same for each of the best plans."""
+    """The same for each of the best plans; more where the schedule is far above its bound."""
     num_best: int
 
 
 BUDGETS = (
-    Budget(max_devices=8, num_starts=6, anneal=1.7e6, polish=1e6, num_best=2),
-    Budget(max_devices=16, num_starts=6, anneal=2e6, polish=2.4e6, num_best=2),
+    Budget(max_devices=8, num_starts=6, anneal=1.4e6, polish=8e5, num_best=2),
+    Budget(max_devices=16, num_starts=6, anneal=1.8e6, polish=2e6, num_best=2),
     Budget(max_devices=64, num_starts=6, anneal=7e6, polish=7e6, num_best=2),
     Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
 )
@@ -209,7 +209,9 @@ class _ChainSearch:
         """
         if self.best is None or not self.best.orders:
             return
-        for index in range(len(self.best.stages)):
+        for index, stage in enumerate(self.best.stages):
+            if stage.num_replicas == 1:
+                continue
             orders = [joined_at_end(order, index) for order in self.best.orders]
             self.offer(replace(self.best, orders=tuple(orders)))
 
@@ -303,5 +305,4 @@ class _ChainSearch:
             notes={"bound": "work"} if is_even else {},
             schedule_guarantee_ms=None,
             shard_optimizer=shards,
-            one_stage_bound=None if self.one_stage is None else self.one_stage.bound,
         )

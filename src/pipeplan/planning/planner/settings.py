@@ -250,7 +250,7 @@ SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.25, 0.5
 """The part of a search's budget where links are shared, and the same on regular clusters, which get
 little already: the problem without them is searched, too, and its plan is a start. Three to six
 times as much made 3 of 58 plans faster by more than 0.1 %."""
-SET_SHARED_BUDGET, SET_SHARED_CYCLE = 0.4, 0.25
+SET_SHARED_BUDGET, SET_SHARED_CYCLE = 0.25, 0.25
 """The same where all sets of devices were planned on, and the part of a cycle that effort 1 buys
 there: the whole cycle with a budget of 0.5 made 2 of 48 plans faster by more than 0.1 %."""
 NUM_SHARED_CANDIDATES = 300
