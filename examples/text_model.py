@@ -54,7 +54,7 @@ def build_model() -> nn.Module:
 def make_batch(step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(TOKENS) - LENGTH - 1, (rows,), generator=generator)
-    pieces = torch.stack([TOKENS[start : start + LENGTH + 1] for start in starts.tolist()])
+    pieces = TOKENS[starts[:, None] + torch.arange(LENGTH + 1)]
     return pieces[:, :-1], pieces[:, 1:]
 
 

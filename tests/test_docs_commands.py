@@ -1,12 +1,17 @@
 """Every command of README and docs runs as it stands there, and prints what the page shows.
 
-Each page gets a folder of its own with the files that it speaks of. A few commands need several
-processes or hosts; a table says which test runs those.
+Each page gets a folder of its own with the files that it speaks of. Commands that start processes
+run in the tests marked `full`, page by page, too: ranks over gloo, hosts as further ranks of this
+machine, and a stand-in for `nvidia-smi`, which prints recorded texts.
 """
 
+import os
 import re
 import shlex
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,28 +19,28 @@ import pytest
 import pipeplan as pp
 from command_line import run_command
 from interop import foreign_files, topologies
+from pipeplan.commands.group import commands as cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"(?:\$ )?((?:pipeplan|torchrun|python|make|pip) .*)")
+COMMAND = re.compile(r"(?:\$ )?((?:pipeplan|torchrun|python|make|pip|nvidia-smi) .*)")
+INDENTED = re.compile(r"^    ((?:pipeplan|torchrun|python|make|pip) [^:]*)$", re.MULTILINE)
 COMMENT = re.compile(r"\s+# .*$")
-ELSEWHERE = {
-    "pip install": ("tests/test_wheel.py", "pip"),
-    "make ": ("tests/test_docs.py", "mkdocs"),
-    "pipeplan calibrate": ("tests/runtime/test_tutorial.py", "tutorial"),
-    "pipeplan profile": ("tests/measure/test_profile_command.py", "--estimate"),
-    "pipeplan plan text.model.json": ("tests/measure/test_measuring_page.py", "text.model.json"),
-    "torchrun --nproc-per-node 2 ": ("tests/measure/test_measuring_page.py", "torchrun"),
-    "pipeplan testbed": ("tests/testbed", '"testbed"'),
-    "torchrun --nproc-per-node 4 -m pipeplan.run": ("tests/runtime", "pipeplan.run"),
-    "torchrun --nproc-per-node 8 -m pipeplan.measure.links": ("tests/measure", "measure.links"),
-    "torchrun --nproc-per-node 4 -m pipeplan.measure.links": ("tests/measure", "measure.links"),
-    "torchrun --nnodes 4 ": ("tests/measure", "measure.links"),
-    "pipeplan discover -o": ("tests/interop/test_discovery.py", "nvidia-smi"),
-    "pipeplan discover --hosts node1": ("tests/interop/test_discovery.py", "--hosts"),
-}
-"""What needs several processes, other hosts or GPUs: who runs it, and what shows it there."""
+IN_FULL = (
+    "torchrun ",
+    "nvidia-smi ",
+    "pipeplan profile ",
+    "pipeplan testbed ",
+    "pipeplan calibrate ",
+    "pipeplan plan text.model.json ",
+    "pipeplan discover -o ",
+    "pipeplan discover --hosts node1",
+)
+"""What imports torch, needs its results, or asks for GPUs: run by the tests marked `full`."""
+IN_WHEEL_TEST = ("pip install pipeplan", 'pip install "pipeplan[torch]" transformers', "make demo")
+"""Run by tests/test_wheel.py in a fresh environment, and in a fresh clone."""
+NOT_RUN = {"make test": "it runs all tests, this one too"}
 OWN_TEST = {
     "tutorial.md": "tests/runtime/test_tutorial.py",
     **dict.fromkeys(
@@ -59,11 +64,13 @@ def test_pages_with_a_test_of_their_own():
         assert page in (ROOT / test).read_text()
 
 
-@pytest.mark.parametrize(("where", "marker"), sorted(set(ELSEWHERE.values())))
-def test_what_runs_elsewhere_does(where, marker):
-    place = ROOT / where
-    files = [place] if place.is_file() else sorted(place.glob("*.py"))
-    assert any(marker in path.read_text() for path in files)
+def test_what_is_not_run_is_one_command():
+    pages = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    lines = {line for page in pages for line in commands_of(page)}
+    programs = {line for line in lines if not line.startswith(("pipeplan ", *IN_FULL))}
+    assert programs == {*IN_WHEEL_TEST, *NOT_RUN}
+    wheel_test = (ROOT / "tests" / "test_wheel.py").read_text()
+    assert [line for line in IN_WHEEL_TEST if line not in wheel_test] == []
 
 
 def shown_after(page: Path) -> dict[str, list[str]]:
@@ -86,7 +93,7 @@ def commands_of(page: Path) -> list[str]:
             match = COMMAND.match(line.strip())
             if match:
                 found.append(COMMENT.sub("", match[1]))
-    return found
+    return [*found, *INDENTED.findall(FENCE.sub("", text))]
 
 
 PAGES = [
@@ -140,7 +147,7 @@ def test_the_commands_of_a_page(page, made, capfd, tmp_path, monkeypatch):
         shutil.copy(path, tmp_path)
     shown = shown_after(page)
     for line in commands_of(page):
-        if any(line.startswith(start) for start in ELSEWHERE):
+        if line.startswith((*IN_FULL, *IN_WHEEL_TEST, *NOT_RUN)):
             continue
         program, *arguments = shlex.split(line)
         assert program == "pipeplan", line
@@ -155,3 +162,134 @@ def test_the_commands_of_a_page(page, made, capfd, tmp_path, monkeypatch):
 def in_short(text: str) -> str:
     """The words of a line. Figures are those of the day that the page names."""
     return " ".join(re.sub(r"[-+]?\d[\d.e+-]*", "#", text).split())
+
+
+# --------------------------------------------------------------- ranks, hosts, GPUs, the testbed
+
+NVIDIA_SMI = """#!/bin/sh
+cd recorded
+case "$1" in topo) cat topo.txt;; nvlink) cat nvlink.txt;; *) cat memory.csv;; esac
+"""
+MINE = """
+from text_model import *
+from text_model import build_model as build
+"""
+MANY_LAYERS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.encoder = nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.encoder:
+            x = layer(x)
+        return self.head(x)
+
+
+def build():
+    torch.manual_seed(0)
+    return Model()
+
+
+def make_batch(step, rows):
+    return torch.ones(rows, 8), torch.zeros(rows, 8)
+
+
+loss_fn = nn.functional.mse_loss
+"""
+PAGES_IN_FULL = [
+    page
+    for page in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    if page.name not in OWN_TEST and any(line.startswith(IN_FULL) for line in commands_of(page))
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", PAGES_IN_FULL, ids=lambda page: page.name)
+def test_every_command_of_a_page(page, made, tmp_path):
+    pytest.importorskip("torch")
+    prepare(page, made, tmp_path)
+    for line in commands_of(page):
+        if line.startswith((*IN_WHEEL_TEST, *NOT_RUN)):
+            continue
+        if "old.plan.json" in line:  # the plan of the run above, on this page
+            shutil.copy(tmp_path / "text.plan.json", tmp_path / "old.plan.json")
+        expected = next((code for end, code in REFUSED.items() if line.endswith(end)), 0)
+        for code, said in run_on_hosts(line, tmp_path):
+            assert code == expected, f"{line}\n{said[-3000:]}"
+
+
+def prepare(page: Path, made: Path, folder: Path) -> None:
+    """A folder with all files that the page speaks of, and an `nvidia-smi`."""
+    for path in [*made.iterdir(), *(ROOT / "examples").glob("text*")]:
+        shutil.copy(path, folder)
+    (folder / "mine.py").write_text(MANY_LAYERS if page.name == "testbed.md" else MINE)
+    (folder / "my_module.py").write_text(MINE)
+    layers = tuple(
+        pp.LayerProfile(
+            name=name, forward_ms=4, backward_ms=8, output_bytes=2e5, parameter_bytes=4e5
+        )
+        for name in ("before", *(f"blocks.{i}" for i in range(6)), "behind")
+    )
+    model = pp.ModelProfile(name="text", microbatch_size=2, layers=layers)
+    four = pp.expand_hosts("four", [pp.HostGroup(devices=4, bandwidth_gb_per_s=1.0)])
+    pp.write_plan(pp.plan(model, four, microbatches=4), folder / "plan.json")
+    for name in ("bin", "recorded"):
+        (folder / name).mkdir()
+    for name in ("topo.txt", "nvlink.txt", "memory.csv"):
+        shutil.copy(made / name, folder / "recorded")
+    (folder / "bin" / "nvidia-smi").write_text(NVIDIA_SMI)
+    (folder / "bin" / "nvidia-smi").chmod(0o755)
+
+
+def run_on_hosts(line: str, folder: Path) -> list[tuple[int, str]]:
+    """The exit code and the output of the command; for several hosts, one rank here for each."""
+    hosts = re.search(r"--nnodes (\d+)", line)
+    if hosts is not None:
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            port = listening.getsockname()[1]
+        line = re.sub(r"--rdzv-endpoint \S+", f"--rdzv-endpoint 127.0.0.1:{port}", line)
+        line = re.sub(r"--nproc-per-node \d+", "--nproc-per-node 1", line)
+    tools = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": tools, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(int(hosts[1]) if hosts else 1)
+    ]
+    try:
+        said = [process.communicate(timeout=600)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+# ------------------------------------------------------------------------ commands inside of text
+
+INLINE = re.compile(r"`(pipeplan [a-z][a-z-]*(?: [^`]*)?)`")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=str)
+def test_commands_inside_of_text_exist(page):
+    """With their options; what stands for a file or a number is not looked at."""
+    for line in INLINE.findall(FENCE.sub("", page.read_text())):
+        name, *words = line.split()[1:]
+        assert name in cli.commands, line
+        known = {option for each in cli.commands[name].params for option in each.opts}
+        known |= {option for each in cli.commands[name].params for option in each.secondary_opts}
+        options = {word.rstrip(",.").partition("=")[0] for word in words if word.startswith("-")}
+        assert options <= known | {"--help", "-"}, line

@@ -6,6 +6,7 @@ this environment; only the third-party packages that pipeplan needs are borrowed
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -149,3 +150,61 @@ def test_a_user_s_script_passes_mypy_in_strict_mode(clean):
     )
     assert "no issues found in 1 source file" in found
     run("python", script, cwd=folder, env=env)
+
+
+PIP_COMMANDS = ("pip install pipeplan", 'pip install "pipeplan[torch]" transformers')
+"""As README and the pages say. There is no index here: pip finds this wheel, and in the environment
+all third-party packages of this one."""
+
+
+@pytest.fixture
+def with_packages(tmp_path):
+    """A fresh environment that has everything but pipeplan."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    venv.create(tmp_path / "env", with_pip=True)
+    borrowed = tmp_path / "borrowed"
+    borrowed.mkdir()
+    for folder in map(Path, sys.path):
+        for path in folder.glob("*") if folder.name == "site-packages" else []:
+            if re.match(r"_?_?(pipeplan|editable|pip\b|pip-|pycache)|.*\.pth$", path.name):
+                continue
+            if not (borrowed / path.name).exists():
+                (borrowed / path.name).symlink_to(path)
+    site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+    for old in site.glob("setuptools*"):  # of the Python that made it; torch wants a newer one
+        shutil.rmtree(old)
+    (site / "borrowed.pth").write_text(str(borrowed))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", PIP_COMMANDS)
+def test_pip_installs_the_wheel_by_its_name(command, wheel, with_packages):
+    folder = with_packages
+    env = {
+        "PATH": f"{folder / 'env' / 'bin'}:/usr/bin:/bin",
+        "HOME": str(folder),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheel.parent),
+    }
+    run("sh", "-c", command, cwd=folder, env=env)
+    where = run("python", "-c", "import pipeplan; print(pipeplan.__file__)", cwd=folder, env=env)
+    assert str(folder / "env") in where
+    out = run("pipeplan", "plan", "bert-large", "4x2-10g", "--effort", "0.1", cwd=folder, env=env)
+    assert "bert-large on 4x2-10g" in out
+
+
+def test_a_fresh_clone_draws_its_first_plan(tmp_path):
+    """`git clone` and `make demo`, with an index of packages."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    run("git", "clone", "--quiet", ROOT, tmp_path / "clone", cwd=tmp_path)
+    command = "make demo"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path / "clone", capture_output=True, text=True, timeout=2400
+    )
+    if "No matching distribution" in done.stderr:
+        pytest.skip("there is no index of packages")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "The checker says: valid." in done.stdout
+    assert (tmp_path / "clone" / "demo" / "bert.html").exists()

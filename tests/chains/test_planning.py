@@ -274,3 +274,11 @@ def test_several_stages_a_device_pay_on_shared_links_too():
     assert check(found).errors == ()
     assert len(found.stages) > len(found.schedule)
     assert found.iteration_ms < 0.9 * one.iteration_ms
+
+
+def test_chains_are_found_where_the_first_device_is_given():
+    model, cluster = zoo.model("bert-large"), own_links("4x2-25g")
+    free, bound = (quick_plan(model, cluster, 4, **o) for o in ({}, {"first_on": "h3d1"}))
+    assert 7 in bound.stages[0].devices
+    assert bound.uses_families
+    assert bound.iteration_ms < 1.05 * free.iteration_ms

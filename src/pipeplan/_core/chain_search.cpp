@@ -217,7 +217,8 @@ std::vector<ChainPlan> ranked_starts(const ChainModel& model, std::vector<ChainP
     return result;
 }
 
-// The first starts, at most two on the same groups.
+// The first starts, at most two on the same groups; where these are too few, the same again. Each
+// search has its own random numbers.
 std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, int num_starts) {
     std::vector<ChainPlan> chosen;
     std::map<std::vector<std::vector<int>>, int> taken;
@@ -227,6 +228,9 @@ std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, in
         std::sort(groups.begin(), groups.end());
         if (++taken[groups] <= 2) chosen.push_back(start);
     }
+    const std::size_t num_different = chosen.size();
+    for (std::size_t k = 0; num_different && static_cast<int>(chosen.size()) < num_starts; ++k)
+        chosen.push_back(chosen[k % num_different]);
     return chosen;
 }
 

@@ -48,7 +48,8 @@ DEFAULT_MICROBATCHES = 16
     "--schedule",
     metavar="NAME",
     shell_complete=complete_schedule,
-    help=f"The order of blocks, instead of the planner's own: {listed(SCHEDULE_NAMES)}.",
+    help="The order of blocks, instead of the planner's own; `best` then keeps one stage a device,"
+    f" which these orders are for: {listed(SCHEDULE_NAMES)}.",
 )
 @planning_options
 @click.option(

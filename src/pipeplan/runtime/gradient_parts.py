@@ -97,7 +97,7 @@ def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> Bucket:
     )
     views, start = [], 0
     for parameter in parameters:
-        views.append(flat[start : start + parameter.numel()].view_as(parameter))
+        views.append(_view_like(flat[start : start + parameter.numel()], parameter))
         start += parameter.numel()
     return Bucket(
         parameters=parameters,
@@ -106,3 +106,10 @@ def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> Bucket:
         views=views,
         stages=reduction.stages,
     )
+
+
+def _view_like(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """A view with the parameter's shape; and with its layout, as autograd wants it, if possible."""
+    if torch.empty_like(parameter, device="meta").stride() == parameter.stride():
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view_as(parameter)

@@ -22,7 +22,7 @@ def is_inside_checkpoint() -> bool:
 
 
 class CheckpointFinder:
-    """Notices checkpoints around modules that are called."""
+    """Notices checkpoints, around modules that are called or when somebody looks."""
 
     def __init__(self) -> None:
         self.has_found = False
@@ -30,11 +30,12 @@ class CheckpointFinder:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Look at the modules that are called inside."""
-        handle = nn.modules.module.register_module_forward_pre_hook(self._look)
+        handle = nn.modules.module.register_module_forward_pre_hook(self.look)
         try:
             yield
         finally:
             handle.remove()
 
-    def _look(self, *_: Any) -> None:
+    def look(self, *_: Any) -> None:
+        """Look whether this is inside of one."""
         self.has_found = self.has_found or is_inside_checkpoint()

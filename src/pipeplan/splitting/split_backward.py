@@ -39,6 +39,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.checkpoint_frames import CheckpointFinder
 from pipeplan.splitting.graph_walk import GraphWalk, Leaves, walk
 from pipeplan.splitting.torch_private import count_changes, gradient_hooks, saves_tensors
@@ -85,16 +86,29 @@ class SavedBoxes:
     @contextmanager
     def packing(self) -> Iterator[None]:
         """Inside, autograd saves into boxes."""
+        pack = self.pack
         with ExitStack() as stack:
             if self._finder is None:
                 self._finder = CheckpointFinder()
                 stack.enter_context(self._finder.looking())
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self._open))
+                pack = self._look_and_pack
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, self._open))
             yield
+
+    def _look_and_pack(self, tensor: torch.Tensor) -> Box:
+        """The same in a first forward: a checkpoint saves what it is given, in its own code."""
+        assert self._finder is not None
+        self._finder.look()
+        return self.pack(tensor)
 
     def _open(self, box: Box) -> torch.Tensor:
         tensor = box.tensor
-        assert tensor is not None  # emptied boxes are of nodes that do not run again
+        if tensor is None:
+            raise RuntimeMismatchError(
+                "model: a saved tensor is needed in both halves of a backward; if layers use"
+                " torch.utils.checkpoint, use it from the first step on, or plan with"
+                " --no-split-backward"
+            )
         if count_changes(tensor) != box.num_changes:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an"

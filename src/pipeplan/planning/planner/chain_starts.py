@@ -14,7 +14,9 @@ import numpy as np
 from pipeplan import _core
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Stage, groups_of
+from pipeplan.planning.limits import Limits
 from pipeplan.planning.planner.device_orders import device_orders
+from pipeplan.planning.planner.starts import with_ends
 
 __all__ = ["chain_starts"]
 
@@ -29,11 +31,15 @@ def chain_starts(
     *,
     max_positions: int,
     is_split: bool,
+    limits: Limits | None = None,
 ) -> list[_core.ChainPlan]:
-    """The chains of known plans, then regular ones."""
+    """The chains of known plans, then regular ones that begin and end on the devices asked for."""
     plans = [_chain_of(model, stages, is_split) for stages in known]
     num_devices, num_layers = len(cost.speed_D), len(cost.forward_ms_L)
-    for order in _orders(cost):
+    orders = _orders(cost)
+    if limits is not None:
+        orders = list(dict.fromkeys(with_ends(order, limits) for order in orders))
+    for order in orders:
         for size in _group_counts(num_devices):
             cuts = [num_devices * n // size for n in range(size + 1)]
             devices = [list(order[a:b]) for a, b in pairwise(cuts)]

@@ -40,8 +40,9 @@ BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
 CROWDED = (1.0, 2.0)
 """Factors of transfers, one for each search, where links are shared."""
-MANY_BEST = 2
-"""Plans of each of these searches that the simulator judges."""
+CROWDED_BEST, CROWDED_POLISH = 2, 0.6
+"""Plans of each of these searches that the simulator judges, and what their schedules get: they are
+made for times that are not quite true."""
 REALLY_FASTER = 1 - 1e-9
 WORTH = 0.99
 """A plan with several stages a device, or with cut backwards, has to take no more than this part of
@@ -173,6 +174,7 @@ class _ChainSearch:
             known,
             max_positions=self.max_positions,
             is_split=bool(self.options.split_backward),
+            limits=problem.limits,
         )
         problem.report(f"searching chains: {self.best_ms:.6g} ms so far")
         found = _core.search_chains(
@@ -181,8 +183,8 @@ class _ChainSearch:
             problem.seed % MAX_SEED,
             budget.num_starts,
             budget.anneal * self.effort * part,
-            budget.polish * self.effort * part,
-            budget.num_best if part == 1.0 else MANY_BEST,
+            budget.polish * self.effort * part * (1.0 if part == 1.0 else CROWDED_POLISH),
+            budget.num_best if part == 1.0 else CROWDED_BEST,
             problem.num_threads,
             problem.deadline,
         )
