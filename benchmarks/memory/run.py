@@ -1,18 +1,24 @@
 """What little memory costs: plans with 40 % of the activations of the unlimited plan.
 
-    python benchmarks/memory/run.py [--write]
+    python benchmarks/memory/run.py [--lines FILE] [--seconds N] [--write]
 
 Each model is planned without limits. Then every device gets the same memory: the largest sum, over
 the devices of that plan, of parameters, gradients, optimizer state and 40 % of the activations.
 The time with this memory is compared with the unlimited one. Models: the transformers of the zoo.
+One stage a device. `--lines` keeps a line of JSON for each case and goes on where it ended;
+`--seconds` stops a slice after so much processor time.
 """
 
 import argparse
+import itertools
+import json
+import math
 import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pipeplan as pp
 from pipeplan.cost import CostModel
@@ -33,6 +39,7 @@ CLUSTERS = (
 ONE_STAGE = {"positions": 1, "split_backward": False}
 """One stage a device and whole backwards: what this measures, whatever the default is."""
 MICROBATCHES = 16
+ONE_STAGE = {"positions": 1, "split_backward": False}
 KEPT = 0.4
 """The part of the unlimited plan's activations for which there is memory."""
 
@@ -52,51 +59,81 @@ def with_memory(cluster: pp.Cluster, gb: float) -> pp.Cluster:
     return replace(cluster, devices=devices)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true", help="write results.md")
-    arguments = parser.parse_args()
-    ratios, slower, rows, infeasible = [], [], [], []
-    for name in MODELS:
-        for place in CLUSTERS:
-            model, cluster = pp.zoo.model(name), pp.zoo.cluster(place)
-            began_s = time.perf_counter()
-            free = pp.plan(model, cluster, MICROBATCHES, ignore_memory=True, **ONE_STAGE)
-            free_s = time.perf_counter() - began_s
-            limit_gb = memory_gb(free, KEPT)
-            began_s = time.perf_counter()
-            try:
-                made = pp.plan(model, with_memory(cluster, limit_gb), MICROBATCHES, **ONE_STAGE)
-            except pp.InfeasibleError as problem:
-                infeasible.append(f"{name} on {place}: {problem}")
-                continue
-            tight_s = time.perf_counter() - began_s
-            assert not pp.check(made, strict_memory=True).errors, (name, place)
-            ratios.append(made.iteration_ms / free.iteration_ms)
-            slower.append(tight_s / free_s)
-            again = sum(stage.recompute for stage in made.stages)
-            rows.append(
-                f"| {name} | {place} | {limit_gb:.3g} | {free.iteration_ms:.4g} |"
-                f" {made.iteration_ms:.4g} | {100 * (ratios[-1] - 1):.1f} |"
-                f" {again} of {made.num_stages} | {free_s:.2f} | {tight_s:.2f} |"
-            )
-            print(rows[-1], file=sys.stderr)
+def measure(name: str, place: str) -> dict[str, Any]:
+    """One case: times with and without the limit, or why there is no plan with it."""
+    model, cluster = pp.zoo.model(name), pp.zoo.cluster(place)
+    began_s = time.process_time()
+    free = pp.plan(model, cluster, MICROBATCHES, ignore_memory=True, **ONE_STAGE)
+    free_s = time.process_time() - began_s
+    limit_gb = memory_gb(free, KEPT)
+    row = {"model": name, "cluster": place, "gb": limit_gb, "free_ms": free.iteration_ms}
+    began_s = time.process_time()
+    try:
+        made = pp.plan(model, with_memory(cluster, limit_gb), MICROBATCHES, **ONE_STAGE)
+    except pp.InfeasibleError as problem:
+        return row | {"problem": str(problem)}
+    tight_s = time.process_time() - began_s
+    assert not pp.check(made, strict_memory=True).errors, (name, place)
+    again = sum(stage.recompute for stage in made.stages)
+    return row | {
+        "ms": made.iteration_ms,
+        "recompute": f"{again} of {made.num_stages}",
+        "gap": made.bound.gap(made.iteration_ms),
+        "free_s": free_s,
+        "tight_s": tight_s,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results as they are published."""
+    fits = [row for row in rows if "ms" in row]
+    ratios = [row["ms"] / row["free_ms"] for row in fits]
+    slower = [row["tight_s"] / row["free_s"] for row in fits]
+    infeasible = [row for row in rows if "problem" in row]
     lines = [
-        f"{len(rows)} instances, {MICROBATCHES} microbatches:"
+        f"{len(fits)} of {len(rows)} instances have a plan, {MICROBATCHES} microbatches:"
         f" {100 * (statistics.geometric_mean(ratios) - 1):.1f} % slower in geometric mean,"
         f" {100 * (max(ratios) - 1):.1f} % at most."
-        f" Planning takes {statistics.geometric_mean(slower):.2f} times as long.",
+        f" Planning takes {statistics.geometric_mean(slower):.2f} times the processor time.",
         "",
-        "| model | cluster | GB | free ms | limited ms | slower % | recompute | free s | tight s |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *rows,
+        "| model | cluster | GB | free ms | limited ms | slower % | gap % | recompute |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+        *(
+            f"| {row['model']} | {row['cluster']} | {row['gb']:.3g} | {row['free_ms']:.4g} |"
+            f" {row['ms']:.4g} | {100 * (ratio - 1):.1f} | {100 * row['gap']:.1f} |"
+            f" {row['recompute']} |"
+            for row, ratio in zip(fits, ratios, strict=True)
+        ),
         "",
         f"Infeasible: {len(infeasible)}.",
-        *(f"- {line}" for line in infeasible),
+        *(f"- {row['model']} on {row['cluster']}: {row['problem']}" for row in infeasible),
     ]
-    text = "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lines", type=Path, help="a line of JSON for each case")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--write", action="store_true", help="write results.md")
+    given = parser.parse_args()
+    rows = []
+    if given.lines and given.lines.exists():
+        rows = [json.loads(line) for line in given.lines.read_text().splitlines()]
+    done = {(row["model"], row["cluster"]) for row in rows}
+    for name, place in itertools.product(MODELS, CLUSTERS):
+        if (name, place) in done:
+            continue
+        if time.process_time() > given.seconds:
+            break
+        rows.append(measure(name, place))
+        print(rows[-1], file=sys.stderr, flush=True)
+        if given.lines:
+            with given.lines.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    text = table(rows)
     print(text)
-    if arguments.write:
+    if given.write:
         (Path(__file__).parent / "results.md").write_text(text)
 
 

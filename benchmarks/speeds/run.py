@@ -1,6 +1,6 @@
 """What it is worth to know that devices differ in speed.
 
-    python benchmarks/speeds/run.py [--every N] [--write]
+    python benchmarks/speeds/run.py [--every N] [--shift K] [--lines FILE] [--seconds N] [--write]
 
 Half of the devices have speed 1, the others 0.4, mixed within hosts (every second device is slow)
 and between hosts (every second host is slow). Each model is planned three times:
@@ -9,16 +9,21 @@ and between hosts (every second host is slow). Each model is planned three times
 - `even`: the same search with even shares only;
 - `blind`: the plan made as if all devices were equal, and then judged with the real speeds.
 
-Memory is ignored, since a blind plan need not fit. Samples stay whole without `--divisible`.
+Memory is ignored, since a blind plan need not fit. Samples stay whole without `--divisible`. One
+stage a device. `--lines` keeps a line of JSON for each case and goes on where it ended; `--seconds`
+stops a slice after so much processor time.
 """
 
 import argparse
 import itertools
+import json
+import math
 import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pipeplan as pp
 from pipeplan.planning.door import attempt, make_problem
@@ -32,6 +37,7 @@ MODELS = (
 )  # fmt: skip
 PROFILES = Path(__file__).parents[2].parent / "shared" / "profiles"
 MICROBATCHES = (8, 32)
+ONE_STAGE = {"positions": 1, "split_backward": False}
 
 
 def clusters():
@@ -76,58 +82,90 @@ def blind_ms(model: pp.ModelProfile, cluster: pp.Cluster, microbatches: int, opt
     return pp.simulate(judged).iteration_ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=1, help="take every Nth instance")
-    parser.add_argument("--divisible", action="store_true", help="samples may be split")
-    parser.add_argument("--write", action="store_true", help="write results.md")
-    arguments = parser.parse_args()
-    options = {"ignore_memory": True, "divisible": arguments.divisible}
-    options |= {"positions": 1, "split_backward": False}  # whatever the default is
-    models = [pp.zoo.model(name) for name in MODELS]
-    models += [pp.read_model(path) for path in sorted(PROFILES.glob("*.model.json"))]
-    cases = list(itertools.product(models, clusters(), MICROBATCHES))[:: arguments.every]
-    faster, over_even, gaps, seconds, rows = [], [], [], [], []
-    for model, cluster, microbatches in cases:
-        problem = make_problem(model, cluster, microbatches, **options)
-        began_s = time.process_time()
-        best = attempt(problem, "best").plan
-        middle_s = time.process_time()
-        limits = replace(problem.limits, shares=False)
-        even = attempt(replace(problem, limits=limits), "best").plan
-        seconds.append((middle_s - began_s) / max(1e-3, time.process_time() - middle_s))
-        blind = blind_ms(model, cluster, microbatches, options)
-        faster.append(blind / best.iteration_ms)
-        over_even.append(even.iteration_ms / best.iteration_ms)
-        gaps.append(best.bound.gap(best.iteration_ms))
-        uneven = sum(stage.shares is not None for stage in best.stages)
-        rows.append(
-            f"| {model.name} | {cluster.name} | {microbatches} | {blind:.5g}"
-            f" | {even.iteration_ms:.5g} | {best.iteration_ms:.5g} | {100 * (faster[-1] - 1):.1f}"
-            f" | {100 * (over_even[-1] - 1):.2f} | {100 * gaps[-1]:.1f}"
-            f" | {uneven} of {best.num_stages} |"
-        )
-        print(rows[-1], file=sys.stderr)
-    kind = "samples may be split" if arguments.divisible else "whole samples"
+def measure(model, cluster, microbatches: int, options) -> dict[str, Any]:
+    """One case: the three times, the gap, and the processor seconds with and without shares."""
+    problem = make_problem(model, cluster, microbatches, **options)
+    began_s = time.process_time()
+    best = attempt(problem, "best").plan
+    middle_s = time.process_time()
+    limits = replace(problem.limits, shares=False)
+    even = attempt(replace(problem, limits=limits), "best").plan
+    even_s = time.process_time() - middle_s
+    return {
+        "model": model.name,
+        "cluster": cluster.name,
+        "microbatches": microbatches,
+        "blind": blind_ms(model, cluster, microbatches, options),
+        "even": even.iteration_ms,
+        "best": best.iteration_ms,
+        "gap": best.bound.gap(best.iteration_ms),
+        "scope": best.bound.scope,
+        "uneven": f"{sum(s.shares is not None for s in best.stages)} of {best.num_stages}",
+        "seconds": middle_s - began_s,
+        "even_s": max(1e-3, even_s),
+    }
+
+
+def table(rows: list[dict[str, Any]], kind: str) -> str:
+    """The results as they are published."""
     mean = statistics.geometric_mean
+    faster = [row["blind"] / row["best"] for row in rows]
+    over_even = [row["even"] / row["best"] for row in rows]
+    gaps = [row["gap"] for row in rows]
     lines = [
         f"{len(rows)} instances, {kind}. `best` is {100 * (mean(faster) - 1):.1f} % faster than"
         f" blind plans in geometric mean, {100 * (min(faster) - 1):.1f} % at least, and"
         f" {100 * (mean(over_even) - 1):.2f} % faster than with even shares,"
         f" {100 * (min(over_even) - 1):.2f} % at least, {100 * (max(over_even) - 1):.1f} % at most."
         f" Its gap to the bound for any shares is {100 * statistics.mean(gaps):.1f} % in the mean,"
-        f" {100 * statistics.median(gaps):.1f} % in the median. Planning takes {mean(seconds):.2f}"
-        " times the processor time of planning with even shares.",
+        f" {100 * statistics.median(gaps):.1f} % in the median. Planning takes"
+        f" {mean([row['seconds'] / row['even_s'] for row in rows]):.2f} times the processor time of"
+        " planning with even shares.",
         "",
         "| model | cluster | M | blind ms | even ms | best ms | over blind % | over even % | gap %"
         " | uneven |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-        *rows,
+        *(
+            f"| {row['model']} | {row['cluster']} | {row['microbatches']} | {row['blind']:.5g}"
+            f" | {row['even']:.5g} | {row['best']:.5g} | {100 * (over_blind - 1):.1f}"
+            f" | {100 * (over - 1):.2f} | {100 * row['gap']:.1f} | {row['uneven']} |"
+            for row, over_blind, over in zip(rows, faster, over_even, strict=True)
+        ),
     ]
-    text = "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--every", type=int, default=1, help="take every Nth instance")
+    parser.add_argument("--shift", type=int, default=0, help="from this one on")
+    parser.add_argument("--lines", type=Path, help="a line of JSON for each case")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--divisible", action="store_true", help="samples may be split")
+    parser.add_argument("--write", action="store_true", help="write results.md")
+    given = parser.parse_args()
+    options = {"ignore_memory": True, "divisible": given.divisible, **ONE_STAGE}
+    models = [pp.zoo.model(name) for name in MODELS]
+    models += [pp.read_model(path) for path in sorted(PROFILES.glob("*.model.json"))]
+    cases = list(itertools.product(models, clusters(), MICROBATCHES))[given.shift :: given.every]
+    rows = []
+    if given.lines and given.lines.exists():
+        rows = [json.loads(line) for line in given.lines.read_text().splitlines()]
+    done = {(row["model"], row["cluster"], row["microbatches"]) for row in rows}
+    for model, cluster, microbatches in cases:
+        if (model.name, cluster.name, microbatches) in done:
+            continue
+        if time.process_time() > given.seconds:
+            break
+        rows.append(measure(model, cluster, microbatches, options))
+        print(rows[-1], file=sys.stderr, flush=True)
+        if given.lines:
+            with given.lines.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    text = table(rows, "samples may be split" if given.divisible else "whole samples")
     print(text)
-    if arguments.write:
-        name = "results-divisible.md" if arguments.divisible else "results.md"
+    if given.write:
+        name = "results-divisible.md" if given.divisible else "results.md"
         (Path(__file__).parent / name).write_text(text)
 
 

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Kind  # noqa: E402
-from pipeplan.runtime.exchange.channels import Inbox, Lane, Outbox  # noqa: E402
 from pipeplan.runtime.exchange.contents import (  # noqa: E402
     describe,
     encode_header,
@@ -21,7 +20,10 @@ from pipeplan.runtime.exchange.contents import (  # noqa: E402
     read_header,
 )
 from pipeplan.runtime.exchange.forecasts import MOST_KEYS, Forecasts  # noqa: E402
+from pipeplan.runtime.exchange.inbox import Inbox  # noqa: E402
 from pipeplan.runtime.exchange.joining import require_agreement  # noqa: E402
+from pipeplan.runtime.exchange.lanes import Lane  # noqa: E402
+from pipeplan.runtime.exchange.outbox import Outbox  # noqa: E402
 from pipeplan.runtime.exchange.row_routing import RowRun  # noqa: E402
 from pipeplan.runtime.exchange.sends import LazySends, PolledSends, Works  # noqa: E402
 from pipeplan.splitting.nesting import put_tensors, take_tensors  # noqa: E402

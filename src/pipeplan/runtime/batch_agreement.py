@@ -4,7 +4,8 @@ The first rank of the first stage tells what it was given: the number of the ste
 (with an update or without, or evaluation), rows, key of the shapes, fingerprints of batch, targets
 and the optimizer's options. The notice goes down the tree of all ranks (`rank_tree`), ahead of the
 data. So it costs no time: a rank behind waits for data anyway. Each rank compares the notice with
-what it was given itself, and passes it on. A rank that was given None takes the notice's word.
+what it was given itself, and passes it on. A rank that was given None takes the notice's word. In a
+chain of stages with one rank each, the notice rides with the first output (`exchange.riding`).
 
 Targets that the first rank does not have are compared among the ranks of the last stage.
 """
@@ -22,8 +23,9 @@ from pipeplan.runtime.batches import num_rows
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG, RankTree
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.fingerprints import fingerprint, shape_key
+from pipeplan.runtime.rank_values import are_alike
 
-__all__ = ["Agreed", "BatchAgreement", "Mode"]
+__all__ = ["Agreed", "BatchAgreement", "Mode", "Notice"]
 
 TAG, TARGETS_TAG = TREE_TAG, TREE_TAG + 1
 REMEDY = (
@@ -51,8 +53,8 @@ class Agreed:
     """Stands for the shapes of the batch, and for evaluation or not."""
 
 
-class _Notice(NamedTuple):
-    """What a rank says of its batch; -1 for a fingerprint of None."""
+class Notice(NamedTuple):
+    """What a rank says of its batch; -1 for a fingerprint of None, and no rows for no batch."""
 
     step: int
     mode: int
@@ -64,6 +66,10 @@ class _Notice(NamedTuple):
     """Of the optimizer; -1 if they are not compared."""
     variables: int
     """Those that the program has changed since the last step, and that the model's code reads."""
+
+    def agreed(self) -> Agreed:
+        """What it tells to all ranks."""
+        return Agreed(mode=Mode(self.mode), rows=self.rows, key=self.key)
 
 
 class BatchAgreement:
@@ -107,21 +113,22 @@ class BatchAgreement:
         for _, work in self._pending:  # the step before has ended, so they have arrived
             work.wait()
         self._pending.clear()
-        own = self._describe(batch, targets, mode, step, options, variables)
+        own = self.describe(batch, targets, mode, step, options, variables)
         notice = own
         if self._tree.parent is not None:
             notice = self._receive(self._tree.parent, TAG, transport)
-            self._compare(own, notice, has_batch=batch is not None)
+            self.compare(own, notice)
         self._send(notice, self._tree.children, TAG, transport)
         self._compare_targets(own, notice, transport)
-        return Agreed(mode=mode, rows=notice.rows, key=notice.key)
+        return notice.agreed()
 
-    def _describe(
+    def describe(
         self, batch: Any, targets: Any, mode: Mode, step: int, options: int, variables: int
-    ) -> _Notice:
+    ) -> Notice:
+        """What this rank says of its batch."""
         rows = num_rows(batch, "batch") if batch is not None else 0
         prefix = f"{mode is Mode.EVALUATION}/{rows}"
-        return _Notice(
+        return Notice(
             step=step,
             mode=mode,
             rows=rows,
@@ -135,8 +142,9 @@ class BatchAgreement:
     def _fingerprint(self, value: Any, step: int) -> int:
         return fingerprint(value, step) if value is not None and self._compares_values else -1
 
-    def _compare(self, own: _Notice, notice: _Notice, *, has_batch: bool) -> None:
+    def compare(self, own: Notice, notice: Notice) -> None:
         """Refuse what differs from the first rank's."""
+        has_batch = bool(own.rows)
         first = f"rank {self._tree.root}"
         if (own.mode, own.step) != (notice.mode, notice.step):
             raise RuntimeMismatchError(
@@ -166,14 +174,15 @@ class BatchAgreement:
                 " scheduler_fn or param_groups_fn"
             )
 
-        if -1 not in (own.variables, notice.variables) and own.variables != notice.variables:
+        variables = own.variables, notice.variables
+        if -1 not in variables and not are_alike(*variables):
             raise RuntimeMismatchError(
                 f"variables: since the last step, the program has set globals or attributes that"
                 f" code of the model or the loss reads, or the mode (train, eval); rank"
                 f" {self._rank} has other values than {first}: set them alike on every rank"
             )
 
-    def _compare_targets(self, own: _Notice, notice: _Notice, transport: Transport) -> None:
+    def _compare_targets(self, own: Notice, notice: Notice, transport: Transport) -> None:
         """Compare targets among the ranks of the last stage, if the first rank has none."""
         if notice.targets != -1 or not self._is_last:
             return
@@ -186,18 +195,18 @@ class BatchAgreement:
                     f" {self._first_of_last}; {REMEDY}"
                 )
 
-    def _send(self, notice: _Notice, ranks: Sequence[int], tag: int, transport: Transport) -> None:
+    def _send(self, notice: Notice, ranks: Sequence[int], tag: int, transport: Transport) -> None:
         if ranks:
             numbers = torch.tensor(notice)
             self._pending += [
                 (numbers, transport.send_header(numbers, rank, tag)) for rank in ranks
             ]
 
-    def _receive(self, rank: int, tag: int, transport: Transport) -> _Notice:
-        numbers = torch.empty(len(_Notice._fields), dtype=torch.int64)
+    def _receive(self, rank: int, tag: int, transport: Transport) -> Notice:
+        numbers = torch.empty(len(Notice._fields), dtype=torch.int64)
         transport.receive_header(numbers, rank, tag).wait()
-        return _Notice(*numbers.tolist())
+        return Notice(*numbers.tolist())
 
 
-def _where(notice: _Notice) -> str:
+def _where(notice: Notice) -> str:
     return f"{Mode(notice.mode).name.lower()} step {notice.step}"

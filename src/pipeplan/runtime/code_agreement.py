@@ -3,7 +3,8 @@
 A model may read a global, such as a temperature that the program lowers over time. If the program
 sets it on some ranks only, their stages compute another model. So these variables are compared:
 all of them when the pipeline is made, and later those that the program has changed between two
-steps. What the model itself changes inside of a step belongs to its stage, and is not compared.
+steps. What the model itself changes inside of a step (meters, counters) belongs to its stage, and
+is not compared, even if the program sets it back. Ranks, texts, times and logs may differ.
 
 A variable may hold the batch itself, whose rows then are not those of the microbatch. Such
 variables are refused: if they share the batch's memory, or if they get as many rows as the batch
@@ -16,7 +17,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from pipeplan.runtime.code_variables import (
 )
 from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.rank_values import HALF_BITS, is_time
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["CodeAgreement", "agree_on_code"]
@@ -46,6 +48,8 @@ MOST_DEPTH = 4
 MOST_LEAVES = 256
 """Of one variable; a program may keep its data in one."""
 NUMBERS = (bool, int, float, complex)
+RECORD = re.compile(r"\[\d+\][.\[]")
+"""Something inside of an entry of a list."""
 DEVICE = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?")
 
 
@@ -74,6 +78,10 @@ class _Watched:
 
     variable: Variable
     mark: Any = None
+    begun: Any = None
+    """The same at the start of the step that runs."""
+    own: set[str] = field(default_factory=set)
+    """What the model itself has changed inside of a step: meters, counters."""
 
 
 class CodeAgreement:
@@ -106,15 +114,19 @@ class CodeAgreement:
             return
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own)
-        for rank, other in enumerate(everyone):
-            for name, texts in everyone[0].items():
-                self._compare(name, texts, other.get(name, {}), rank)
+        for name, first in everyone[0].items():
+            others = [each.get(name, {}) for each in everyone[1:]]
+            for rank, other in enumerate(others, start=1):
+                self._compare(first, other, rank, others)
 
-    def _compare(self, name: str, first: "Texts", other: "Texts", rank: int) -> None:
+    def _compare(self, first: "Texts", other: "Texts", rank: int, others: list["Texts"]) -> None:
         for path in dict.fromkeys((*first, *other)):
             mine, theirs = first.get(path, NOTHING), other.get(path, NOTHING)
             if mine.text == theirs.text:
                 continue
+            if {mine.text, theirs.text} == {"True", "False"}:  # of the main rank, if others agree
+                is_flag = all(each.get(path, NOTHING).text == theirs.text for each in others)
+                mine, theirs = mine._replace(is_local=is_flag), theirs._replace(is_local=is_flag)
             # An object that only one rank has is a logger rather than a number to compute with.
             is_local = (mine.is_local and theirs.is_local) or not first or not other
             if is_local and self._rank == 0:
@@ -148,33 +160,51 @@ class CodeAgreement:
         return found
 
     def _is_local(self, value: Any) -> bool:
-        """Whether a value may well differ: a rank's number, the main rank's flag, or a text."""
+        """Whether a value may well differ: a rank's number, the main rank's flag, text or time."""
+        if is_time(value):
+            return True
         if isinstance(value, bool):
-            return value is (self._rank == 0)
+            return False
         ranks = {self._rank, int(os.environ.get("LOCAL_RANK", self._rank))}
         return isinstance(value, str | bytes) or (isinstance(value, int) and value in ranks)
+
+    def _as_local(self, value: Any) -> str:
+        """What a value is by the view of its rank, as a text; none if it is nothing of that."""
+        if isinstance(value, bool):
+            return f"main {value is (self._rank == 0)}"
+        return "local" if self._is_local(value) else ""
 
     def changes(self, batch: Any, targets: Any, training: bool = True) -> int:
         """A number for what the program has changed since the last step; 0 if nothing.
 
-        The mode of this rank's layers belongs to it.
+        The mode of this rank's layers belongs to it. `are_alike` compares two of them.
 
         Raises:
             RuntimeMismatchError: a variable holds the batch.
         """
-        changed = [each for each in self._watched if _mark(each.variable) != each.mark]
+        for each in self._watched:
+            each.begun = _mark(each.variable)
+        changed = [each for each in self._watched if each.begun != each.mark]
         asked = changed if self._has_run else self._watched
         if asked:
             self._require_no_batch(asked, [*_tensors(batch), *_tensors(targets)])
         if not changed:
             return 0 if training else 1
-        texts = [
-            (leaf.path, _print(leaf.value))
+        leaves = [
+            leaf
             for each in changed
-            for leaf in _leaves(each.variable)
-            if not isinstance(leaf.value, str | bytes)
+            for leaf in _new_leaves(each)
+            if not isinstance(leaf.value, str | bytes) and not is_time(leaf.value)
         ]
-        return 2 + zlib.crc32(repr((training, texts)).encode(errors="replace"))
+        if not leaves:
+            return 0 if training else 1
+        plain = [(leaf.path, _print(leaf.value)) for leaf in leaves]
+        local = [
+            (leaf.path, self._as_local(leaf.value) or text)
+            for leaf, (_, text) in zip(leaves, plain, strict=True)
+        ]
+        halves = [zlib.crc32(repr((training, texts)).encode()) >> 1 for texts in (plain, local)]
+        return 2 + (halves[0] << HALF_BITS) + halves[1]
 
     def settle(self) -> None:
         """Take note of all values: what changes from here on, the program changes."""
@@ -182,9 +212,12 @@ class CodeAgreement:
             watched.mark = _mark(watched.variable)
 
     def end_step(self) -> None:
-        """The same, at the end of a step."""
+        """The same, at the end of a step; learns what the model itself changes."""
         self._has_run = True
         self.settle()
+        for each in self._watched:
+            if each.begun is not None and each.mark != each.begun:
+                each.own |= _changed_paths(each)
 
     def _require_no_batch(self, asked: Iterable[_Watched], given: Sequence[Any]) -> None:
         """Refuse a variable that holds as many rows as the batch, and probably its rows."""
@@ -213,6 +246,33 @@ def agree_on_code(model: nn.Module, loss: LossTerms, rank: int) -> CodeAgreement
     agreement = CodeAgreement(model, functions, rank)
     agreement.require_same(model)
     return agreement
+
+
+def _changed_paths(watched: _Watched) -> set[str]:
+    """Where a variable holds something else at the end of a step than at its start."""
+    begun, ended = (_by_path(watched, mark) for mark in (watched.begun, watched.mark))
+    return {path for path in {*begun, *ended} if begun.get(path) != ended.get(path)}
+
+
+def _by_path(watched: _Watched, mark: Any) -> dict[str, Any]:
+    return (
+        {entry[0]: entry for entry in mark}
+        if isinstance(mark, list)
+        else {watched.variable.name: mark}
+    )
+
+
+def _new_leaves(watched: _Watched) -> list[_Leaf]:
+    """What has other values than before. Records that were added to a list are logs: left out."""
+    leaves, mark = _leaves(watched.variable), watched.mark
+    leaves = [leaf for leaf in leaves if leaf.path not in watched.own]
+    if not isinstance(mark, list):
+        return leaves
+    before = _by_path(watched, mark)
+    found = [leaf for leaf in leaves if before.get(leaf.path) != _mark_of(leaf)]
+    found = [leaf for leaf in found if leaf.path in before or not RECORD.search(leaf.path)]
+    gone = before.keys() - {leaf.path for leaf in leaves} - watched.own
+    return found + [_Leaf(path, None) for path in sorted(gone) if not RECORD.search(path)]
 
 
 def _tensors(value: Any) -> Iterator[Any]:

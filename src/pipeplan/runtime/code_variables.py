@@ -24,6 +24,7 @@ __all__ = [
     "find_held",
     "find_variables",
     "is_foreign",
+    "words_of_code",
     "words_of_methods",
 ]
 
@@ -61,6 +62,21 @@ def find_variables(
     return tuple(search.found.values())
 
 
+def words_of_code(modules: Iterable[nn.Module], functions: Iterable[Any] = ()) -> frozenset[str]:
+    """Names of attributes and texts in all code that these modules and functions run."""
+    search = _Search()
+    kinds = {type(module): None for module in modules}
+    for kind in kinds:
+        for each in kind.__mro__:
+            search.look_at_class(each)
+    for function in functions:
+        search.look_at(function)
+    words = frozenset(search.words | {"forward"})
+    for kind in kinds:  # those of libraries, too
+        words |= words_of_methods(kind, words_of_methods(kind, frozenset({"forward"})))
+    return words
+
+
 def find_held(modules: Iterable[nn.Module]) -> tuple[Variable, ...]:
     """Objects that several layers may hold, such as a configuration; each once."""
     found: dict[int, Variable] = {}
@@ -93,6 +109,8 @@ def is_foreign(module: str | None) -> bool:
 @dataclass(slots=True)
 class _Search:
     found: dict[Any, Variable] = field(default_factory=dict)
+    words: set[str] = field(default_factory=set)
+    """Those of all functions that were looked at."""
     _seen: set[Any] = field(default_factory=set)
 
     def look_at_class(self, kind: type) -> None:
@@ -142,6 +160,7 @@ class _Search:
             return
         self._seen.add(function)
         words = _words(function.__code__)
+        self.words |= words
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             self._look_at_cell(name, cell, words)

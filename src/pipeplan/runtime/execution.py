@@ -3,9 +3,10 @@
 A backward is one block, or two: the gradients of what enters, and later those of the weights
 (`splitting.split_backward`). Between the two, the stage keeps what the second one needs.
 
-Random numbers: every block seeds the generators of torch, Python and numpy by (seed, step, stage,
-microbatch, replica). So a run repeats bit by bit, and recomputation draws the same numbers as the
-forward. Different replicas and microbatches drop different elements.
+Random numbers: every block seeds torch's generators by (seed, step, stage, microbatch, replica).
+The first block of a step seeds those of Python and numpy, too. So a run repeats bit by bit. With
+recomputation every block seeds all of them, so that it draws the same numbers as the forward.
+Different replicas and microbatches drop different elements.
 
 State: with recomputation, modules get back the buffers and attributes that they had in front of the
 first forward, and afterwards those that they had before the second. So nothing counts twice.
@@ -13,8 +14,8 @@ first forward, and afterwards those that they had before the second. So nothing 
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,10 +23,16 @@ from torch.autograd.graph import GradientEdge
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
-from pipeplan.runtime.kept_microbatches import Kept, known_roots, roots_of, run_whole
+from pipeplan.runtime.kept_microbatches import (
+    Kept,
+    known_roots,
+    roots_of,
+    run_whole,
+    small_roots_of,
+)
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
-from pipeplan.runtime.random_state import BlockSeeds, seed_all
+from pipeplan.runtime.random_state import BlockSeeds, seed_all, seed_torch
 from pipeplan.runtime.stage_inputs import cloned, entered
 from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.split_backward import (
@@ -67,6 +74,8 @@ class StageRunner:
         self._boxes = SavedBoxes() if splits else None
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
+        self._seeds_all = self._seeds_each = True
+        """Whether the next block, and whether each block seeds Python and numpy, too."""
         self._extra: list[torch.Tensor] = []
         self._front: ModuleState | None = None
         """What modules remembered in front of the last forward."""
@@ -104,6 +113,10 @@ class StageRunner:
             for module, training in modes:
                 module.training = training
 
+    def begin_step(self) -> None:
+        """Begin with the blocks of a step."""
+        self._seeds_all, self._seeds_each = True, self._recompute
+
     def on(self, device: torch.device) -> "StageRunner":
         """The same runner for another device, to which its module was moved."""
         other = copy.copy(self)
@@ -140,14 +153,17 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs)
         state = self._save_state() if self._recompute else None
-        with self._grad_mode(), self._saving():
+        if self._is_plain():
             output = self._run(carried, call, seed)
+        else:
+            with self._grad_mode(), self._saving():
+                output = self._run(carried, call, seed)
         if state is not None:
             self._learn_changes(state)
         tensors, shape = take_tensors(output, self._where)
         extra = self._take_extra(row_share)
         if not self._evaluates:
-            roots = [] if self._recompute else roots_of(tensors)
+            roots = [] if self._recompute else self._roots_of(tensors)
             again = call if self._recompute else None
             scale = row_share * gradient_scale
             self._kept[microbatch] = Kept(carried, roots, None, again, seed, extra, scale, state)
@@ -170,13 +186,16 @@ class StageRunner:
         seed = self._seeds.of(step, microbatch)
         call = (template, inputs, targets, share)
         state = self._save_state() if self._recompute else None
-        with self._grad_mode(), self._saving():
+        if self._is_plain():
             loss, stats = self._run_loss(carried, call, seed)
+        else:
+            with self._grad_mode(), self._saving():
+                loss, stats = self._run_loss(carried, call, seed)
         if state is not None:
             self._learn_changes(state)
         extra = self._take_extra(row_share)
         if not self._evaluates:
-            roots = [] if self._recompute else roots_of([loss])
+            roots = [] if self._recompute else self._roots_of([loss])
             again = call if self._recompute else None
             first = torch.full_like(loss, share * gradient_scale if share else 1.0)
             scale = row_share * gradient_scale
@@ -209,7 +228,8 @@ class StageRunner:
         if self._boxes is None or self._boxes.meets_checkpoints:
             self._halves[microbatch] = WeightHalf()
             return run_whole(kept, roots)
-        gradients, half = run_input_half(roots, kept.carried, self._boxes)
+        edges = cast(list[Root], roots)  # small tensors stay only where backwards are whole
+        gradients, half = run_input_half(edges, kept.carried, self._boxes)
         self._halves[microbatch] = half
         return gradients
 
@@ -223,10 +243,11 @@ class StageRunner:
 
     def _take_roots(
         self, microbatch: int, grad_outputs: list[torch.Tensor | None]
-    ) -> tuple[Kept, list[Root]]:
+    ) -> tuple[Kept, list[tuple[torch.Tensor | GradientEdge, torch.Tensor]]]:
         """Where the backward of a microbatch begins; with recomputation, runs its forward again."""
         kept = self._kept.pop(microbatch)
-        roots, extra = kept.roots, kept.extra_roots
+        roots: Sequence[torch.Tensor | GradientEdge | None] = kept.roots
+        extra = kept.extra_roots
         if kept.state is not None:
             now = ModuleState(self._changing or [])
             kept.state.put_back()
@@ -238,8 +259,20 @@ class StageRunner:
             now.put_back()
         pairs = zip(roots, kept.grad_outputs or grad_outputs, strict=True)
         found = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
-        found += [(root, torch.tensor(kept.extra_scale, device=self._device)) for root in extra]
+        if extra:  # autograd makes it the type of each loss
+            scale = torch.tensor(kept.extra_scale, dtype=torch.float64, device=self._device)
+            found += [(root, scale) for root in extra]
         return kept, found
+
+    def _roots_of(
+        self, tensors: list[torch.Tensor]
+    ) -> Sequence[torch.Tensor | GradientEdge | None]:
+        return small_roots_of(tensors) if self._boxes is None else roots_of(tensors)
+
+    def _is_plain(self) -> bool:
+        """Whether a first forward needs neither another mode of gradients nor boxes."""
+        is_enabled = not self._evaluates and not self._recompute
+        return self._boxes is None and torch.is_grad_enabled() is is_enabled
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, a first forward runs with or without gradients, as it should."""
@@ -326,8 +359,11 @@ class StageRunner:
         template, (args, kwargs) = call[:2]
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
-        with self._autocast(), collect_losses() as self._extra:
-            return self._module(value, args, kwargs)
+        with collect_losses() as self._extra:
+            if self._amp_dtype is None:
+                return self._module(value, args, kwargs)
+            with self._autocast():
+                return self._module(value, args, kwargs)
 
     def _run_loss(
         self, carried: list[torch.Tensor], call: Any, seed: int
@@ -337,27 +373,18 @@ class StageRunner:
         output = self._run(carried, call, seed)
         _, _, targets, share = call
         loss = self._loss.of(output, targets, share, self._autocast())
-        return loss, self._stats(loss, output, targets, share)
-
-    def _stats(self, loss: torch.Tensor, output: Any, targets: Any, share: float) -> torch.Tensor:
-        """The loss and the metrics in one tensor, times the share."""
-        assert self._loss is not None
-        metrics = self._loss.metrics
-        if not metrics:
-            return loss.detach().double().reshape(1) * share
-        numbers: list[Any] = [0.0] * len(metrics)
-        if share:
-            with torch.no_grad():
-                numbers = [fn(output, targets) for fn in metrics.values()]
-        found = [torch.as_tensor(number, device=self._device) for number in (loss, *numbers)]
-        return torch.stack([number.detach().double() for number in found]) * share
+        return loss, self._loss.with_metrics(loss, output, targets, share)
 
     def seed_block(self, step: int, microbatch: int) -> None:
-        """Seed the generators as the forward of this microbatch does."""
-        self._seed(self._seeds.of(step, microbatch))
+        """Seed the generators as the first forward of a step does."""
+        seed_all(self._seeds.of(step, microbatch), self._device)
 
     def _seed(self, seed: int) -> None:
-        seed_all(seed, self._device)
+        if self._seeds_all or self._seeds_each:
+            seed_all(seed, self._device)
+            self._seeds_all = False
+        else:
+            seed_torch(seed, self._device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._amp_dtype is None:

@@ -114,6 +114,8 @@ class GradientReducer:
         others are there already. None stands for a first half, or a whole one.
         """
         self._is_last = False
+        if not self._buckets:
+            return
         if rest is None:
             self._num_backwards[stage] += 1
             for bucket in self._buckets:

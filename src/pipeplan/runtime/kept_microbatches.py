@@ -1,5 +1,6 @@
 """What a stage keeps of a microbatch from its forward to its backward, and where that begins."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.runtime.module_state import ModuleState
-from pipeplan.splitting.split_backward import Root, take_gradients
+from pipeplan.splitting.split_backward import take_gradients
 
-__all__ = ["Kept", "known_roots", "roots_of", "run_whole"]
+__all__ = ["Kept", "known_roots", "roots_of", "run_whole", "small_roots_of"]
+
+SMALL_BYTES = 16_384
+"""Outputs of this size may stay until the backward."""
 
 
 @dataclass(slots=True)
@@ -17,9 +21,9 @@ class Kept:
     """What the backward of a microbatch needs."""
 
     carried: list[torch.Tensor]
-    roots: list[GradientEdge | None]
-    """Where the backward of each output begins; empty with recomputation. These are edges of the
-    graph, not the outputs: outputs are freed once they are sent. None has no gradient."""
+    roots: Sequence[torch.Tensor | GradientEdge | None]
+    """Where the backward of each output begins; empty with recomputation. Those of large outputs
+    are edges of the graph: they are freed once they are sent. None has no gradient."""
     grad_outputs: list[torch.Tensor | None] | None
     """The gradient of the loss, on the last stage; None elsewhere."""
     call: Any
@@ -32,11 +36,24 @@ class Kept:
     """What the modules remembered in front of the forward; None without recomputation."""
 
 
-def run_whole(kept: Kept, roots: list[Root]) -> list[torch.Tensor | None]:
+def run_whole(
+    kept: Kept, roots: list[tuple[torch.Tensor | GradientEdge, torch.Tensor]]
+) -> list[torch.Tensor | None]:
     """Run a whole backward, and return the gradient of each tensor that entered."""
     if roots:
-        torch.autograd.backward([root for root, _ in roots], [grad for _, grad in roots])
+        begins: Any = [root for root, _ in roots]  # torch takes a mixture, but does not say so
+        torch.autograd.backward(begins, [grad for _, grad in roots])
     return take_gradients(kept.carried)
+
+
+def small_roots_of(tensors: list[torch.Tensor]) -> list[torch.Tensor | GradientEdge | None]:
+    """The same as `roots_of`, with small tensors themselves: torch checks these much faster."""
+    return [
+        (tensor if tensor.nbytes <= SMALL_BYTES else get_gradient_edge(tensor))
+        if tensor.requires_grad
+        else None
+        for tensor in tensors
+    ]
 
 
 def roots_of(tensors: list[torch.Tensor]) -> list[GradientEdge | None]:

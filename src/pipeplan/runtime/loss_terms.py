@@ -32,7 +32,7 @@ class LossTerms:
 
     def total_weight(self, targets: Any, num_rows: int) -> float:
         """The weight of a whole batch, whose targets are marked by `mark_rows`."""
-        if targets is None:
+        if targets is None or self.weight_fn is None:
             return float(num_rows)
         return self.weight(select_rows(targets, range(num_rows), None), num_rows)
 
@@ -51,6 +51,19 @@ class LossTerms:
         # Rows without weight have no mean loss. The backward still has to run through them.
         tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
         return sum((tensor.sum() * 0.0 for tensor in tensors), torch.zeros(()))
+
+    def with_metrics(
+        self, loss: torch.Tensor, output: Any, targets: Any, share: float
+    ) -> torch.Tensor:
+        """The loss and the metrics in one tensor, times the share."""
+        if not self.metrics:
+            return loss.detach().double().reshape(1) * share
+        numbers: list[Any] = [0.0] * len(self.metrics)
+        if share:
+            with torch.no_grad():
+                numbers = [fn(output, targets) for fn in self.metrics.values()]
+        found = [torch.as_tensor(number, device=loss.device) for number in (loss, *numbers)]
+        return torch.stack([number.detach().double() for number in found]) * share
 
 
 def _one_number(loss: Any) -> torch.Tensor:

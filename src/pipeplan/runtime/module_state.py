@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Contents", "ModuleState"]
+__all__ = ["OF_EVERY_MODULE", "Contents", "ModuleState"]
 
 MOST_DEPTH = 4
 """How deep containers are looked into."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["BlockSeeds", "keeping_random_state", "seed_all"]
+__all__ = ["BlockSeeds", "keeping_random_state", "seed_all", "seed_torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,19 @@ class BlockSeeds:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed the generators of torch."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def seed_all(seed: int, device: torch.device) -> None:
     """Seed the generators of torch, Python and numpy."""
-    torch.default_generator.manual_seed(seed)
+    seed_torch(seed, device)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 @contextlib.contextmanager
@@ -63,5 +68,5 @@ def keeping_random_state(device: torch.device) -> Iterator[None]:
 
 @cache
 def _spare_generator(numpy: Any) -> Any:
-    """The generator of blocks; each block seeds it."""
+    """The generator of blocks, which seed it."""
     return numpy.random.MT19937(0)

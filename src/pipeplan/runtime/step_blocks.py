@@ -1,5 +1,6 @@
 """Runs the blocks of one step on one rank, in the plan's order."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind
 from pipeplan.runtime.batches import select_rows
 from pipeplan.runtime.device_timing import DeviceTiming
@@ -98,11 +100,13 @@ class StepBlocks:
         """Run these blocks."""
         parts, enter, clock = self.parts, self.watchdog.enter, time.perf_counter
         for stage, part in parts.items():
+            part.part.runner.begin_step()
             part.exchange.expect(arranged.kinds[stage])
         has_marks, wait_s = self.timing.is_needed, clock()
         for block, following, is_last in arranged.turns:
             part = parts[block.stage]
-            enter(State.WAITING, block)
+            if part.exchange.receives(block):
+                enter(State.WAITING, block)
             arrival = part.exchange.take(block)
             if following is not None:
                 parts[following.stage].exchange.post(following)
@@ -157,8 +161,14 @@ class StepBlocks:
         self._add_extra(runner.extra_loss)
 
     def _add_extra(self, loss: torch.Tensor | None) -> None:
-        if loss is not None:
-            self.stats[0] += loss
+        if loss is None:
+            return
+        if math.isnan(self.gradient_scale):
+            raise RuntimeMismatchError(
+                "add_loss: with loss_weight_fn, a loss that layers add counts by the weight of the"
+                " targets when gradients are accumulated; give every rank the targets"
+            )
+        self.stats[0] += loss
 
     def _run_backward(
         self, part: StepPart, block: Block, arrival: Arrival, *, is_last: bool

@@ -1,5 +1,6 @@
 """One rank's steps: agree on the batch, run the blocks, sum gradients, update, return the loss."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,12 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode
+from pipeplan.runtime.attribute_watch import AttributeWatch, require_alike
+from pipeplan.runtime.batch_agreement import Agreed, BatchAgreement, Mode, Notice
 from pipeplan.runtime.batches import as_call, mark_rows
 from pipeplan.runtime.code_agreement import CodeAgreement
 from pipeplan.runtime.device_timing import DeviceTiming
 from pipeplan.runtime.exchange.rank_tree import make_sum
+from pipeplan.runtime.exchange.riding import Ride, can_ride, open_step
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.loss_terms import LossTerms
@@ -53,7 +57,7 @@ class Steps:
         code: CodeAgreement,
     ) -> None:
         """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
-        self._rank, self._replica, self._transport = rank, replica, transport
+        self._plan, self._rank, self._replica, self._transport = plan, rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
         self._first_step, self._optimizer, self._code = first_step, optimizer, code
         places = placement.places(rank)
@@ -71,6 +75,7 @@ class Steps:
             rank, placement.ranks, dist.get_world_size(), compares_values=compares_batches
         )
         self._sum = make_sum(transport, placement.ranks)
+        self._set_up_comparisons(placement)
         self._same_model = SameModel(replica, optimizer)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, hash_options(optimizer))
@@ -85,12 +90,37 @@ class Steps:
         self.times: list[Times] = []
         """When each block of the last step waited and ran."""
 
+    def _set_up_comparisons(self, placement: Placement) -> None:
+        """Find out what rides with messages, and which layers have replicas."""
+        plan, replica, loss, transport = self._plan, self._replica, self._loss, self._transport
+        num_ranks, num_sums = dist.get_world_size(), 2 + len(loss.metrics)
+        self._can_ride = transport.carries_notes and can_ride(
+            plan, placement.ranks, num_ranks, num_sums
+        )
+        self._rank_before = placement.ranks[self._first - 1][0] if self._first > 0 else -1
+        self._has_agreed = False
+        """Whether a step has begun; the first one's notice comes ahead of its messages."""
+        self._ride: Ride | None = None
+        """What rides with the messages of this step, if anything does."""
+        self._replicas = [ranks for ranks in placement.ranks if len(ranks) > 1]
+        """The ranks of replicated stages."""
+        self._watch: AttributeWatch | None = None
+        if replica is not None and len(replica.ranks) > 1:
+            functions = [loss.loss_fn, *loss.metrics.values()] if self._is_last else []
+            self._watch = AttributeWatch(replica.held.model, functions, replica.ranks)
+
     def train(self, batch: Any, targets: Any, number: int, *, update: bool) -> float:
         """Train on a batch, and return its mean loss; `number` batches came before."""
         self.start_s = time.perf_counter()
         mode = Mode.TRAINING if update else Mode.ACCUMULATION
         blocks, stats = self._begin(batch, targets, mode, number)
-        self._sum.expect(len(stats) + NUM_ADDED)
+        weighs = blocks is not None and self._is_last and self._index == 0
+        weight = blocks.total_weight if blocks is not None and weighs else 0.0
+        ride = None if self._updater.needs_norm else self._ride
+        if ride is not None:
+            ride.own = lambda: [*stats.tolist(), weight]
+        else:
+            self._sum.expect(len(stats) + NUM_ADDED)
         if blocks is not None:
             replica = blocks.replica
             replica.reducer.begin(keeps=self._updater.accumulation.num_batches > 0)
@@ -105,9 +135,9 @@ class Steps:
             self.times.append(ReduceTimes(reduce_s, time.perf_counter()))
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
-        weighs = self._is_last and self._index == 0
-        weight = blocks.total_weight if blocks is not None and weighs else 0.0
-        loss = self._take_sums(self._updater.update(stats, weight, self._sum, applies=update))
+        carried = ride.totals(len(stats) + 1) if ride is not None else None
+        sums = self._updater.update(stats, weight, self._sum, applies=update, carried=carried)
+        loss = self._take_sums(sums)
         self._transport.synchronize()
         self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3
         return loss
@@ -142,18 +172,50 @@ class Steps:
         if self._replica is not None:
             training = self._replica.parts[0].module.model.training
             variables = self._code.changes(batch, targets, training)
-        agreed = self._agreement.agree(
-            batch, targets, mode, number, self._transport, options, variables
-        )
+        given = (batch, targets, mode, number)
+        if self._can_ride and self._has_agreed:
+            agreed = self._ride_along(*given, options, variables)
+        else:
+            agreed = self._agreement.agree(*given, self._transport, options, variables)
+        self._has_agreed = True
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []
+        num_stats = 1 + len(self._loss.metrics)
         stats = torch.zeros(
-            1 + len(self._loss.metrics), dtype=torch.float64, device=self._transport.device
+            num_stats + 2 * bool(self._replicas), dtype=torch.float64, device=self._transport.device
         )
+        if self._watch is not None:
+            for index, changes in enumerate(self._watch.look(), start=num_stats):
+                if changes:
+                    stats[index] = changes
         if self._replica is None:
             return None, stats
-        return self._make_blocks(self._replica, batch, targets, agreed, number, stats), stats
+        own = stats[:num_stats]
+        return self._make_blocks(self._replica, batch, targets, agreed, number, own), stats
+
+    def _ride_along(
+        self, batch: Any, targets: Any, mode: Mode, number: int, options: int, variables: int
+    ) -> Agreed:
+        """Let the notice come with the first message; what this rank knows without it.
+
+        A rank that was given no batch has to wait for it.
+        """
+        opening = None
+        if self._first > 0:
+            opening = open_step(self._plan, self._first, self._rank_before, self._transport)
+        own = self._agreement.describe(batch, targets, mode, number, options, variables)
+        ride = self._ride = Ride(
+            opening=opening,
+            notice=own,
+            compare=lambda notice: self._agreement.compare(own, Notice(*notice)),
+            is_last=self._is_last,
+        )
+        if opening is None or own.rows:
+            return own.agreed()
+        opening.wait()
+        ride.take_notice(opening.memory)
+        return Notice(*ride.notice).agreed()
 
     def _make_blocks(
         self,
@@ -169,9 +231,14 @@ class Steps:
         call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         if replica.needs_inputs:
             call = as_call(mark_rows(batch, rows, "batch"))
-        if self._is_last and targets is not None:
+        counts = self._updater.accumulation.num_batches > 0  # then added losses need it, too
+        if targets is not None and (self._is_last or counts):
             targets = mark_rows(targets, rows, "targets")
-        total_weight = self._loss.total_weight(targets, rows) if self._is_last else 1.0
+        total_weight = 1.0
+        if self._is_last or counts:
+            total_weight = self._loss.total_weight(targets, rows)
+            if not self._is_last and targets is None and self._loss.weight_fn is not None:
+                total_weight = math.nan  # only the last stage knows
         return StepBlocks(
             step=number,
             reduces=agreed.mode is Mode.TRAINING,
@@ -203,7 +270,7 @@ class Steps:
             routing = self.routers[part.stage].route(agreed.rows)
             found[part.stage] = StepPart(
                 part=part,
-                exchange=part.exchange.begin(routing, agreed.key),
+                exchange=part.exchange.begin(routing, agreed.key, self._ride),
                 rows=routing.ranges,
                 loss=self._loss if part.stage == self._last else None,
             )
@@ -213,7 +280,24 @@ class Steps:
 
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
+        if self._replicas:
+            *sums, plain, local = sums
+            if plain and local:
+                self._refuse_changes()
+        if self._watch is not None:
+            self._watch.settle()
         self._code.end_step()
         loss, *numbers = sums
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return loss
+
+    def _refuse_changes(self) -> None:
+        """Say on all ranks what a program has changed on some replicas only."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        changes = self._watch.changes if self._watch is not None else {}
+        dist.all_gather_object(everyone, changes)
+        try:
+            require_alike(everyone, self._replicas)
+        except RuntimeMismatchError as error:  # all ranks raise it
+            self._watchdog.report(error, is_mismatch=True)
+            raise

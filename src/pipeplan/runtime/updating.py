@@ -90,7 +90,13 @@ class Updater:
         return self.scaler.scale * self.accumulation.factor(weight)
 
     def update(
-        self, stats: torch.Tensor, weight: float, summing: NumberSum, *, applies: bool
+        self,
+        stats: torch.Tensor,
+        weight: float,
+        summing: NumberSum,
+        *,
+        applies: bool,
+        carried: list[float] | None = None,
     ) -> list[float]:
         """Clip, step the optimizer, and return the loss and metrics of all ranks.
 
@@ -100,13 +106,19 @@ class Updater:
             summing: sums numbers over all ranks.
             applies: whether the optimizer steps, or gradients are kept for the next step. All
                 ranks have agreed on it (`batch_agreement`).
+            carried: the sums of all ranks and of the weight, if they are known already.
         """
-        needs_sums, needs_norm = self._needs_sums(), self._needs_norm()
-        squares = self._sum_squares(stats) if applies and needs_norm else 0.0
-        summing.start(_with_numbers(stats, weight, squares))
+        needs_norm = self.needs_norm
+        needs_sums = needs_norm or self.accumulation.num_batches > 0
+        squares = 0.0
+        if carried is None:
+            own = self._sum_squares(stats) if applies and needs_norm else 0.0
+            summing.start(_with_numbers(stats, weight, own))
         if applies and not needs_sums:
             self._step()  # while the sums are under way
-        *summed, total_weight, squares = summing.finish()
+        if carried is None:
+            *carried, squares = summing.finish()
+        *summed, total_weight = carried
         self._note_loss(summed[0])
         self.accumulation.add(total_weight)
         self.gradient_norm, self.is_skipped = None, False
@@ -146,13 +158,11 @@ class Updater:
             end = "; the step is skipped" if skips else " (on_nan='skip' or 'raise' reacts to this)"
             warnings.warn(f"step {step}: {problem}{end}", RuntimeWarning, stacklevel=3)
 
-    def _needs_norm(self) -> bool:
+    @property
+    def needs_norm(self) -> bool:
+        """Whether the norm of all gradients decides about the step."""
         is_asked = self._clip_norm is not None or self._on_nan is not OnNan.REPORT
         return is_asked or self.scaler.enabled
-
-    def _needs_sums(self) -> bool:
-        """Whether the sums over all ranks decide about the step."""
-        return self._needs_norm() or self.accumulation.num_batches > 0
 
     def _sum_squares(self, stats: torch.Tensor) -> torch.Tensor:
         """The sum of the squared gradients that this rank counts; still scaled."""

@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import TAGS_PER_MESSAGE
+from pipeplan.runtime.exchange.lanes import TAGS_PER_MESSAGE
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG
 from pipeplan.runtime.exchange.transports import GlooTransport, Transport
 from pipeplan.runtime.gradients import start_sum
@@ -201,6 +201,8 @@ class _Hands:
 
 class NotingTransport(GlooTransport):
     """Gloo beside the computation, with the moments at which messages arrive."""
+
+    carries_notes = False  # an iteration of the cost model ends on all ranks before the next begins
 
     def __init__(
         self, clock: DeviceClock, latency_s: tuple[float, ...], num_microbatches: int

@@ -117,8 +117,7 @@ class _Search:
             else None
         )
         self._num_searches = 0
-        most = settings.AFTER_SETS_BUDGET if self.plans_on_sets else np.inf
-        self._budget = min(self.settings.budget, most) * settings.budget_factor(
+        self._factor = settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
@@ -144,8 +143,11 @@ class _Search:
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing left to win, or too little to search for it."""
-        little = settings.SMALL_GAP / self.problem.effort if self.plans_on_sets else OPTIMAL_WITHIN
-        return self.is_optimal or self.incumbent.iteration_ms <= self.bound_ms * (1 + little)
+        return self.is_optimal or self._is_within(settings.SMALL_GAP / self.problem.effort)
+
+    def _is_within(self, gap: float) -> bool:
+        """Whether all sets of devices were planned on, and the best plan is so near the bound."""
+        return self.plans_on_sets and self.incumbent.iteration_ms <= self.bound_ms * (1 + gap)
 
     @property
     def is_late(self) -> bool:
@@ -185,8 +187,8 @@ class _Search:
             most=self.settings.num_orders,
             deadline=self.problem.deadline,
         )
-        limits = self.problem.limits
-        self.orders = list(dict.fromkeys(with_ends(order, limits) for order in orders))
+        ended = (with_ends(order, self.problem.limits) for order in orders)
+        self.orders = list(dict.fromkeys(ended))
         self.offer_even_split(self.orders[0])
 
     def offer_even_split(self, order: tuple[int, ...]) -> None:
@@ -208,9 +210,7 @@ class _Search:
                 least_ms[order] = self._plan_on_order(order, step)
             orders = sorted(least_ms, key=least_ms.__getitem__)
         if self.settings.tries_partitions:
-            for stages in paper_stages(
-                self.problem, self.coarse, lambda: self.incumbent.iteration_ms
-            ):
+            for stages in paper_stages(self.problem, self.coarse, self.incumbent):
                 self.offer(stages)
         if not self.incumbent.has_plan:
             self.plan_on_more_orders()
@@ -335,10 +335,9 @@ class _Search:
         The steps form one long sequence, and more effort only goes further along it. So more effort
         never gives a slower plan.
         """
-        shares_links = self.cost.contention is not None
-        steps, bought = settings.search_cycle(
-            self.settings, plans_on_sets=self.plans_on_sets, shares_links=shares_links
-        )
+        is_near = self._is_within(settings.LARGE_GAP)
+        shares = self.plans_on_sets and self.cost.contention is not None
+        steps, bought = settings.search_cycle(self.settings, near=is_near, shares_on_sets=shares)
         left = self.problem.effort * bought
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
@@ -354,11 +353,12 @@ class _Search:
         """Local search from each of these plans, each with its own random numbers."""
         self.problem.report(f"searching: {self.incumbent.iteration_ms:.6g} ms so far")
         self._num_searches += 1
+        most = settings.SMALL_GAP_BUDGET if self._is_within(settings.LARGE_GAP) else np.inf
         found = _core.local_search(
             self.instance,
             [placed_plan(self.instance, stages) for stages in starts],
             (self.problem.seed * 1_000_003 + self._num_searches) % 2**64,
-            step.budget * self._budget,
+            step.budget * min(self.settings.budget, most) * self._factor,
             self.bound_ms,
             self.problem.num_threads,
             self.problem.deadline,

@@ -10,9 +10,9 @@ from enum import Enum
 from math import inf
 
 __all__ = [
-    "AFTER_SETS_BUDGET",
     "ANY_PLAN",
     "BEFORE_PROOF",
+    "LARGE_GAP",
     "MAX_CLASS_DEVICES",
     "MAX_NEAR_DEVICES",
     "MAX_PARTITION_STEPS",
@@ -27,6 +27,7 @@ __all__ = [
     "PRICE_STEPS",
     "SET_STEPS_PER_LAYER",
     "SMALL_GAP",
+    "SMALL_GAP_BUDGET",
     "SearchSettings",
     "SearchStep",
     "Sizes",
@@ -160,17 +161,19 @@ _DEEPER = (
 BEFORE_PROOF = SearchStep(Starts.DIFFERENT, 0.25)
 """Where the proof looks at all sets of devices."""
 _AFTER_SETS = (
-    SearchStep(Starts.DIFFERENT, 0.25),
-    SearchStep(Starts.DIFFERENT, 0.25),
+    SearchStep(Starts.DIFFERENT, 0.5),
+    SearchStep(Starts.DIFFERENT, 0.5),
     SearchStep(Starts.DIFFERENT, 1.0),
     SearchStep(Starts.PLAIN, 0.25),
     SearchStep(Starts.PLAIN, 0.25),
 )
-"""The cycle where all sets of devices were planned on. Of 133 problems with 8 to 16 devices that
-this left open, searches from plain plans made one faster, by 0.01 %."""
-AFTER_SETS_CYCLE, AFTER_SETS_BUDGET = 0.75, 2.5e6
-"""The part of that cycle that effort 1 buys, all but the plain plans, and the most that a search
-spends in a step of budget 1."""
+"""The cycle where all sets of devices were planned on and left a small gap. Of 133 problems with 8
+to 16 devices, searches from plain plans made one faster, by 0.01 %."""
+AFTER_SETS_CYCLE = 0.8
+"""The part of that cycle that effort 1 buys: all but the plain plans."""
+LARGE_GAP, SMALL_GAP_BUDGET = 0.02, 2.5e6
+"""What a small gap is, and the most that a search then spends in a step of budget 1. With little
+memory gaps are larger, and so little a search would lose 4 %."""
 SMALL_GAP = 0.003
 """Nearer to the bound, plans are not searched from where all sets of devices were planned on: of 43
 such problems a search made five faster, by 0.04 % at most."""
@@ -275,13 +278,12 @@ def proves_relaxed(num_devices: int, effort: float, any_shares: bool) -> bool:
 
 
 def search_cycle(
-    row: SearchSettings, *, plans_on_sets: bool, shares_links: bool
+    row: SearchSettings, *, near: bool, shares_on_sets: bool
 ) -> tuple[tuple[SearchStep, ...], float]:
     """The steps of local search, which are repeated, and how much of their cost effort 1 buys."""
-    cycle = _AFTER_SETS if plans_on_sets else row.cycle
-    part = 1.0
-    if plans_on_sets:
-        part = SET_SHARED_CYCLE if shares_links else AFTER_SETS_CYCLE
+    cycle, part = (_AFTER_SETS, AFTER_SETS_CYCLE) if near else (row.cycle, 1.0)
+    if shares_on_sets:
+        part = SET_SHARED_CYCLE
     return cycle, part * sum(step.cost for step in cycle)
 
 

@@ -3,9 +3,10 @@
 A message is a header and tensors. The header is a block of bytes of fixed size, so a receive for it
 can be posted before anybody knows what comes::
 
-    byte 0        0: as forecast, nothing follows   1: other contents, described as text
-    bytes 4-7     the length of the text
-    bytes 8-255   the text, if it fits; a longer text is a message of its own
+    byte 0          0: as forecast, nothing follows   1: other contents, described as text
+    bytes 4-7       the length of the text
+    bytes 8-255     the text, if it fits; a longer text is a message of its own
+    bytes 256-383   a note: numbers that ride with the message (`riding`)
 
 The text holds the shape and type of each tensor, whether it has a gradient, and the template: the
 nesting of tuples, lists and dicts with all plain values. Contents are compared as text, so that
@@ -26,16 +27,19 @@ from pipeplan.errors import RuntimeMismatchError
 __all__ = [
     "AS_FORECAST",
     "HEADER_BYTES",
+    "NOTE_START",
     "Contents",
     "TensorKind",
     "describe",
     "encode_header",
+    "noted_header",
     "parse_template",
     "read_header",
 ]
 
-HEADER_BYTES = 256
-TEXT_START = 8
+HEADER_BYTES = 384
+TEXT_START, TEXT_STOP = 8, 256
+NOTE_START = TEXT_STOP
 LENGTH = slice(4, TEXT_START)
 COMMON_TEMPLATES = tuple((template, json.dumps(template)) for template in (["tensor", 0], [0]))
 """One tensor, and the gradient of one tensor; with their texts."""
@@ -91,22 +95,34 @@ def describe(
     Raises:
         RuntimeMismatchError: the first dimension of a tensor is not the number of rows.
     """
-    kinds = []
-    for tensor, has_gradient in zip(tensors, have_gradient, strict=True):
-        shape = tensor.shape
-        if not shape or shape[0] != num_rows:
-            raise RuntimeMismatchError(
-                f"stage {stage}: its last layer returns a tensor of shape"
-                f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
-                " microbatch's rows as its first dimension"
-            )
-        if tensor.layout is not torch.strided:
-            raise RuntimeMismatchError(
-                f"stage {stage}: its last layer returns a tensor of layout {tensor.layout}; only"
-                " dense tensors cross a cut, so call to_dense() in the layer"
-            )
-        kinds.append(TensorKind(shape[1:], tensor.dtype, has_gradient))
+    kinds = [
+        _kind(tensor.shape, tensor.dtype, tensor.layout, has_gradient, num_rows, stage)
+        for tensor, has_gradient in zip(tensors, have_gradient, strict=True)
+    ]
     return _contents(tuple(kinds), _text_of(template))
+
+
+@lru_cache(maxsize=1024)
+def _kind(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    layout: torch.layout,
+    has_gradient: bool,
+    num_rows: int,
+    stage: int,
+) -> TensorKind:
+    if not shape or shape[0] != num_rows:
+        raise RuntimeMismatchError(
+            f"stage {stage}: its last layer returns a tensor of shape"
+            f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
+            " microbatch's rows as its first dimension"
+        )
+    if layout is not torch.strided:
+        raise RuntimeMismatchError(
+            f"stage {stage}: its last layer returns a tensor of layout {layout}; only"
+            " dense tensors cross a cut, so call to_dense() in the layer"
+        )
+    return TensorKind(shape[1:], dtype, has_gradient)
 
 
 @lru_cache(maxsize=1024)
@@ -128,20 +144,28 @@ def parse_template(text: str) -> Any:
     return json.loads(text)
 
 
-def encode_header(contents: Contents) -> tuple[torch.Tensor, torch.Tensor | None]:
+def encode_header(
+    contents: Contents, note: bytes = b""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The header of a message with these contents, and its text if the header cannot hold it."""
     entries = [[list(kind.shape), str(kind.dtype), kind.has_gradient] for kind in contents.kinds]
     text = json.dumps([entries, contents.template]).encode()
     header = bytearray(HEADER_BYTES)
     header[0] = 1
     header[LENGTH] = len(text).to_bytes(TEXT_START - LENGTH.start, "little")
-    if len(text) <= HEADER_BYTES - TEXT_START:
+    header[NOTE_START : NOTE_START + len(note)] = note
+    if len(text) <= TEXT_STOP - TEXT_START:
         header[TEXT_START : TEXT_START + len(text)] = text
         return torch.frombuffer(header, dtype=torch.uint8), None
     return (
         torch.frombuffer(header, dtype=torch.uint8),
         torch.frombuffer(bytearray(text), dtype=torch.uint8),
     )
+
+
+def noted_header(note: bytes) -> torch.Tensor:
+    """The header of a message as forecast, with a note."""
+    return torch.frombuffer(bytearray(NOTE_START) + note, dtype=torch.uint8)
 
 
 def read_header(header: bytes | bytearray) -> tuple[bool, int, Contents | None]:
@@ -152,7 +176,7 @@ def read_header(header: bytes | bytearray) -> tuple[bool, int, Contents | None]:
     if not header[0]:
         return True, 0, None
     length = int.from_bytes(header[LENGTH], "little")
-    if length > HEADER_BYTES - TEXT_START:
+    if length > TEXT_STOP - TEXT_START:
         return False, length, None
     return False, length, decode(bytes(header[TEXT_START : TEXT_START + length]))
 

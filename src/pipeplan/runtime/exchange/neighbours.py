@@ -32,9 +32,12 @@ import torch
 from pipeplan.cost import BYTES_IN_GB, CostModel
 from pipeplan.group_memory import group_memory_parts
 from pipeplan.pipeline import Block, Kind, Plan
-from pipeplan.runtime.exchange.channels import Inbox, Lane, Outbox
 from pipeplan.runtime.exchange.contents import describe, parse_template
 from pipeplan.runtime.exchange.forecasts import Forecasts
+from pipeplan.runtime.exchange.inbox import Inbox
+from pipeplan.runtime.exchange.lanes import Lane
+from pipeplan.runtime.exchange.outbox import Outbox
+from pipeplan.runtime.exchange.riding import Ride
 from pipeplan.runtime.exchange.row_routing import RowRouting
 from pipeplan.runtime.exchange.sends import LazySends, PendingSends, PolledSends, ThreadedSends
 from pipeplan.runtime.exchange.transports import Transport
@@ -141,12 +144,12 @@ class Exchange:
             return False
         return set(stages[neighbour].devices) == set(stages[self.stage].devices)
 
-    def begin(self, routing: RowRouting, key: int) -> "StepExchange":
+    def begin(self, routing: RowRouting, key: int, ride: Ride | None = None) -> "StepExchange":
         """The exchange of one step; the key is the same on all ranks."""
         route = self._routes.get(routing.num_rows)
         if route is None:
             route = self._routes[routing.num_rows] = self._make_route(routing)
-        return StepExchange(self, route, key)
+        return StepExchange(self, route, key, ride)
 
     def _make_route(self, routing: RowRouting) -> _Route:
         has_before = self.stage > 0 and not self.is_local_before
@@ -235,8 +238,10 @@ class _Handover:
 class StepExchange:
     """What one stage of a rank exchanges in one step."""
 
-    def __init__(self, channels: Exchange, route: _Route, key: int) -> None:
-        self._channels, self._num_rows = channels, route.num_rows
+    def __init__(
+        self, channels: Exchange, route: _Route, key: int, ride: Ride | None = None
+    ) -> None:
+        self._channels, self._num_rows, self._ride = channels, route.num_rows, ride
         self._inputs, self._gradients_out = self._open(route.before, key)
         self._gradients_in, self._outputs = self._open(route.behind, key)
         self._num_sent: dict[int, int] = {}
@@ -264,13 +269,16 @@ class StepExchange:
         """
         for inbox in self._inboxes:
             inbox.post_ahead()
+            if inbox.is_all_posted:
+                self._inboxes = [each for each in self._inboxes if each is not inbox]
 
     def post(self, block: Block) -> None:
         """Post the receive of the block's input, and a few of both directions behind it."""
         inbox = self._inputs if block.kind is Kind.FORWARD else self._gradients_in
-        if inbox is not None:
+        if inbox in self._inboxes and inbox is not None:
             inbox.post(block.microbatch)
-        self.post_ahead()
+        if self._inboxes:
+            self.post_ahead()
 
     def receives(self, block: Block) -> bool:
         """Whether a message brings the block's input."""
@@ -338,10 +346,10 @@ class StepExchange:
             return
         if self._gradients_out is None:
             return
-        found = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-        tensors, no_gradient = list(found.values()), [False] * len(found)
-        num_rows = self._num_rows[microbatch]
-        contents = describe(tensors, no_gradient, list(found), num_rows, self._channels.stage)
+        indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        tensors = [gradient for gradient in gradients if gradient is not None]
+        num_rows, no_gradient = self._num_rows[microbatch], [False] * len(indices)
+        contents = describe(tensors, no_gradient, indices, num_rows, self._channels.stage)
         self._gradients_out.send(microbatch, tensors, contents)
 
     def finish(self) -> None:
@@ -358,11 +366,12 @@ class StepExchange:
         forecasts = channels.forecasts[incoming.channel].begin(key)
         expected = forecasts.of(incoming.kind)
         num_ahead = channels.num_ahead(max(self._num_rows) * expected.largest_row_bytes)
-        inbox = Inbox(channels.transport, incoming, num_ahead, expected)
+        inbox = Inbox(channels.transport, incoming, num_ahead, expected, self._ride)
         outbox = Outbox(
             channels.transport,
             outgoing,
             lambda each_bytes: channels.sends(outgoing.kind, each_bytes),
             forecasts.of(outgoing.kind),
+            self._ride,
         )
         return inbox, outbox

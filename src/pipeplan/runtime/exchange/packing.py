@@ -3,8 +3,8 @@
 A message has a fixed cost, about that of copying 100 kB. So copying small tensors behind their
 header is cheaper than sending the header by itself::
 
-    tensors of one type      | header 256 B | tensor 0 | tensor 1 |                elements
-    of several types         | header 256 B | tensor 0 | pad | tensor 1 | pad |    bytes
+    tensors of one type      | header 384 B | tensor 0 | tensor 1 |                elements
+    of several types         | header 384 B | tensor 0 | pad | tensor 1 | pad |    bytes
 """
 
 import math
@@ -63,12 +63,13 @@ class Packing:
         return buffer
 
     def pack(self, tensors: Sequence[torch.Tensor], header: torch.Tensor) -> torch.Tensor:
-        """Header and tensors in one buffer; tensors are contiguous."""
+        """Header and tensors in one buffer."""
         parts = [self.header if header is AS_FORECAST else header.view(self.dtype)]
         for tensor, place in zip(tensors, self.places, strict=True):
-            flat = tensor.view(-1)
+            flat = tensor.detach().reshape(-1)
             if place.dtype is not self.dtype:
-                flat = flat.view(torch.uint8)
+                # Flags of lazy conjugates and negatives are lost in bytes. `cat` minds them.
+                flat = flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
             parts.append(flat)
             padding = place.stop - place.start - flat.numel()
             if padding:

@@ -33,6 +33,8 @@ class Transport:
 
     posts_ahead: bool
     """Whether receives may be posted in another order than that of the sends."""
+    carries_notes = True
+    """Whether numbers may ride with messages (`riding`). Then ranks end a step one by one."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -107,6 +109,7 @@ class NcclTransport(Transport):
     """Between GPUs: one communicator for each channel and direction, messages in order."""
 
     posts_ahead = False
+    carries_notes = False
 
     def __init__(self, streams: Streams, stage_ranks: Sequence[Sequence[int]]) -> None:
         super().__init__(streams)

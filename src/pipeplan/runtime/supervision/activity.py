@@ -27,7 +27,8 @@ class Activity:
         if state is State.COMPUTING:
             kind = (self.batch_key, before.call, getattr(doing, "kind", None))
             is_first = kind not in self._seen_blocks
-            self._seen_blocks.add(kind)
+            if is_first:
+                self._seen_blocks.add(kind)
         self.status = Status(state, doing, self._clock.now_s, before.calls, before.call, is_first)
 
     def begin_call(self, name: str) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.loss_rows import LossOfRows
-from pipeplan.runtime.verification.runs import evaluate_whole, run_whole
+from pipeplan.runtime.verification.runs import evaluate_whole, gradients_of_whole
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 
 __all__ = ["RowReport", "look_at_rows"]
@@ -44,15 +44,16 @@ def look_at_rows(
 ) -> RowReport:
     """Compare the whole model's results for all rows together with those of `samples`.
 
-    `wholes` are the latter, in training and in evaluation. Each stage looks at the gradients of its
-    own parameters, and the last one looks at the loss.
+    `wholes` are the latter, in training and in evaluation. The first stage looks at all gradients,
+    and the last one looks at the loss.
     """
     report = RowReport()
     if stage.module.is_last:
         aims = spread or (joint.targets, joint.num_rows)
         report = _look_at_loss(stage, samples, wholes[False], joint, aims)
-    if report.problem is None and report.note is None and len(samples) > 1:
-        note = _look_at_gradients(stage, samples, wholes[True], joint)
+    # Every stage has the whole model. One look at all gradients is enough.
+    if stage.module.is_first and report.problem is None and report.note is None:
+        note = _look_at_gradients(stage, samples, wholes, joint) if len(samples) > 1 else None
         return RowReport(note=note, loss_rows=report.loss_rows)
     return report
 
@@ -105,26 +106,27 @@ def _look_at_loss(
 
 
 def _look_at_gradients(
-    stage: StageCalls, samples: Sequence[Sample], whole: Result, joint: Sample
+    stage: StageCalls, samples: Sequence[Sample], wholes: dict[bool, Result], joint: Sample
 ) -> str | None:
     """Compare gradients; without dropout, which would draw other numbers for other rows."""
+    whole = wholes[True]
+    if wholes[False].draws:
+        return None  # it always draws, so nothing can be said
     with _whole(stage), _without(stage, randomness=bool(whole.draws)):
         try:
-            parts = whole
-            if whole.draws:
-                state = stage.state()
-                parts = run_whole(stage, samples, trains=True)
-                state.put_back()
-            together = run_whole(stage, [joint], trains=True)
+            state = stage.state()
+            parts = gradients_of_whole(stage, samples)
+            state.put_back()
+            together = gradients_of_whole(stage, [joint])
         except Exception:
             return None
     allowed = max(1e-3, 5 * _rounding(stage, whole))
     pairs = {
-        name: (gradient, parts.gradients[name])
-        for name, gradient in together.gradients.items()
+        name: (gradient, parts[name])
+        for name, gradient in together.items()
         if gradient is not None and gradient.numel()
     }
-    sizes = [float(gradient.abs().max()) for gradient, _ in pairs.values()]
+    sizes = [float(gradient.abs().max()) for gradient, _ in pairs.values()] or [0.0]
     for name, (gradient, other) in pairs.items():
         other = torch.zeros_like(gradient) if other is None else other
         largest = max(float(gradient.abs().max()), float(other.abs().max()), 1e-3 * max(sizes))

@@ -35,6 +35,7 @@ from pipeplan.splitting.torch_private import count_changes
 
 __all__ = [
     "evaluate_whole",
+    "gradients_of_whole",
     "owned_positions",
     "run_stage",
     "run_whole",
@@ -51,12 +52,13 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     recorder.attach(model)
     num_rows = sum(sample.num_rows for sample in samples)
     try:
-        with _mode(stage.modules(), trains=trains), randomness:
+        with _mode(stage.modules(), trains=trains):
             shares = stage.shares(samples)
             for index, (sample, share) in enumerate(zip(samples, shares, strict=True)):
                 recorder.begin()
                 stage.runner.seed_block(0, index)
-                total, loss = _whole_loss(stage, sample.copied(), share, num_rows, recorder)
+                with randomness:
+                    total, loss = _whole_loss(stage, sample.copied(), share, num_rows, recorder)
                 recorder.end()
                 result.losses.append(loss.detach().clone())
                 result.calls.append(recorder.calls)
@@ -65,7 +67,8 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 if not index:
                     _require_no_gradients(model)
                 if trains and total.requires_grad:
-                    total.backward()  # type: ignore[no-untyped-call]
+                    with _in_backward(randomness, needed=randomness.repeats):
+                        total.backward()  # type: ignore[no-untyped-call]
                     result.has_gradient = True
     finally:
         recorder.detach()
@@ -84,15 +87,37 @@ def evaluate_whole(stage: StageCalls, sample: Sample) -> tuple[float, Any]:
         return float(loss), output
 
 
+def gradients_of_whole(
+    stage: StageCalls, samples: Sequence[Sample]
+) -> dict[str, torch.Tensor | None]:
+    """The gradients of the whole model's parameters; it has to be whole, and to draw nothing."""
+    model, shares = stage.module.model, stage.shares(samples)
+    num_rows = sum(sample.num_rows for sample in samples)
+    _clear(model)
+    with torch.enable_grad():
+        for sample, share in zip(samples, shares, strict=True):
+            total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    _clear(model)
+    return found
+
+
 def _whole_loss(
-    stage: StageCalls, sample: Sample, share: float, num_rows: int, recorder: LayerRecorder
+    stage: StageCalls,
+    sample: Sample,
+    share: float,
+    num_rows: int,
+    recorder: LayerRecorder | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss with its share of the batch, and the loss itself."""
     args, kwargs = sample.call
     with collect_losses() as extra:
         with stage.autocast():
             output = stage.module.model(*args, **kwargs)
-        recorder.move("loss")
+        if recorder is not None:
+            recorder.move("loss")
         loss = stage.loss.of(output, sample.targets, share, stage.autocast())
     total = loss * share if share else loss * 1.0
     row_share = sample.num_rows / num_rows
@@ -157,14 +182,23 @@ def _run_alone(
                 _forward(stage, samples, index, whole.entering[index], recorder, result)
                 for index in range(len(samples))
             ]
-            for index in range(len(samples) if trains else 0):
-                _backward(stage, index, whole.leaving[index], carried[index], result)
-            _run_weights(stage, range(len(samples) if trains else 0), result)
+        if trains:
+            with _in_backward(randomness, needed=bool(randomness.draws)):  # recomputation draws
+                for index in range(len(samples)):
+                    _backward(stage, index, whole.leaving[index], carried[index], result)
+                _run_weights(stage, range(len(samples)), result)
     finally:
         recorder.detach()
     result.draws, result.uses_own_generator = randomness.draws, randomness.uses_own_generator
     _note_tensors(stage, result)
     return result
+
+
+def _in_backward(
+    randomness: SameRandomness, *, needed: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """A backward may draw again what a forward has drawn; if not, it runs faster by itself."""
+    return randomness if needed else contextlib.nullcontext()
 
 
 def owned_positions(module: StageModule) -> frozenset[str]:

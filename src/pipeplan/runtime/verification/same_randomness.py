@@ -5,6 +5,7 @@ draws depends only on its name and on the shapes of its arguments. Each one is n
 dropout which a cut loses or repeats is found even if it drops nothing.
 """
 
+import functools
 import math
 import random
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.nesting import tensors_in
 from pipeplan.splitting.torch_private import TorchDispatchMode
 
@@ -40,6 +42,8 @@ class SameRandomness(TorchDispatchMode):
         self.position = ""
         """Where in the model we are."""
         self.is_noting = False
+        self.repeats = False
+        """Whether a backward may draw again, inside of an activation checkpoint."""
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
     @property
@@ -52,12 +56,14 @@ class SameRandomness(TorchDispatchMode):
     ) -> Any:
         """Run the operation; if it is a random one, seed its generator and note it."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _is_random(func):
             generators = [
                 value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)
             ]
             text = _describe(func, args, kwargs) + (OWN_GENERATOR if generators else "")
             if self.is_noting:
+                is_hidden = not torch.is_grad_enabled() or is_inside_checkpoint()
+                self.repeats = self.repeats or is_hidden
                 self.draws.append((self.position, text))
             self._seed(zlib.crc32(text.encode()), generators, [*args, *kwargs.values()])
             output = func(*args, **kwargs)
@@ -82,6 +88,12 @@ class SameRandomness(TorchDispatchMode):
             torch.default_generator.manual_seed(seed)
             if torch.cuda.is_available() and any(tensor.is_cuda for tensor in tensors_in(values)):
                 torch.cuda.manual_seed(seed)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    """Whether an operation draws; this is asked for all of them."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def seed_python(position: str) -> None:

@@ -43,7 +43,7 @@ from pipeplan.runtime.verification.shared_gradients import (
     find_shared,
     project,
 )
-from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
+from pipeplan.runtime.verification.stage_calls import KeptState, Result, Sample, StageCalls
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.torch_private import count_changes
 
@@ -200,7 +200,7 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
                 state.put_back()
-            _require_separate_tensors(stage, samples, results[False])
+            _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
             _spoil(stage, samples[0])
         except RuntimeMismatchError:
@@ -222,12 +222,14 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
     return results
 
 
-def _require_separate_tensors(stage: StageCalls, samples: Sequence[Sample], copied: Result) -> None:
+def _require_separate_tensors(
+    stage: StageCalls, samples: Sequence[Sample], copied: Result, state: KeptState
+) -> None:
     """Refuse tensors that cross a cut and share memory with something that is changed in place.
 
     `copied` has copies of all tensors that cross the cuts of the stage, as a message makes them.
     """
-    kind, state = stage.amp_dtype or torch.float32, stage.state()
+    kind = stage.amp_dtype or torch.float32
     values = [evaluate_whole(stage, sample)[0] for sample in samples]
     for value, share, loss in zip(values, stage.shares(samples), copied.losses, strict=True):
         expected = torch.tensor(value * share, dtype=torch.float64)
@@ -246,10 +248,11 @@ def _require_separate_tensors(stage: StageCalls, samples: Sequence[Sample], copi
 def _spoil(stage: StageCalls, sample: Sample) -> None:
     """Run the whole model on other inputs; what becomes of it does not matter."""
     args, kwargs = map_tensors(list(sample.copied().call), _other_values)
-    with contextlib.suppress(Exception), SameRandomness(), collect_losses() as extra:
-        with stage.autocast():
-            output = stage.module.model(*args, **kwargs)
-        loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
+    with contextlib.suppress(Exception):
+        with SameRandomness(), collect_losses() as extra:
+            with stage.autocast():
+                output = stage.module.model(*args, **kwargs)
+            loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
         sum([*extra], start=loss).backward()  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""One end of a channel between two stages: an inbox and an outbox for one step.
+"""Where messages of another stage arrive in one step; `outbox` is the other end.
 
 Each message begins with a header that says what it carries (see `contents`). A receive for it is
 posted ahead, and so are receives for the tensors, if both ends can forecast them::
@@ -18,7 +18,7 @@ host, over gloo. A host runs ahead of its GPU, so the header is there long befor
 stream waits for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,64 +26,20 @@ import torch.distributed as dist
 
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.exchange.contents import (
-    AS_FORECAST,
     HEADER_BYTES,
     Contents,
     decode,
-    encode_header,
     read_header,
 )
 from pipeplan.runtime.exchange.forecasts import LaneForecasts
 from pipeplan.runtime.exchange.joining import Received, join, require_agreement
+from pipeplan.runtime.exchange.lanes import AHEAD, LATE, TEXT, Lane
 from pipeplan.runtime.exchange.packing import Packing
+from pipeplan.runtime.exchange.riding import Opening, Ride
 from pipeplan.runtime.exchange.row_routing import RowRun
-from pipeplan.runtime.exchange.sends import PendingSends, Works
 from pipeplan.runtime.exchange.transports import Transport
 
-__all__ = ["TAGS_PER_MESSAGE", "Inbox", "Lane", "Outbox"]
-
-NUM_PARTS = 4
-HEADER, TEXT, AHEAD, LATE = range(NUM_PARTS)
-"""The parts of a message. Those of one part arrive in the order in which they are sent. `AHEAD` are
-tensors, or filler, whose receives were posted before the header came."""
-TAGS_PER_MESSAGE = 2 * NUM_PARTS
-"""One for each part and direction; so the rest of a tag tells these two. What is in front of the
-rest tells microbatch and channel: two ranks may have several channels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One direction of a channel, as one rank uses it for batches of one size."""
-
-    channel: int
-    kind: Kind
-    runs_of: Sequence[Sequence[RowRun]]
-    """By microbatch, which rows the other ranks send or get."""
-    order: Sequence[int]
-    """The microbatches that have rows, in the order of the sender."""
-    position_of: dict[int, int]
-    """The position of each microbatch in this order."""
-    header_tags: tuple[int, ...]
-    """The tag of each microbatch's header."""
-
-    @classmethod
-    def of(
-        cls, channel: int, kind: Kind, runs_of: Sequence[Sequence[RowRun]], order: Sequence[int]
-    ) -> "Lane":
-        """The lane whose sender has this order of all microbatches."""
-        used = [microbatch for microbatch in order if runs_of[microbatch]]
-        position_of = {microbatch: position for position, microbatch in enumerate(used)}
-        first = channel * len(runs_of)
-        tags = tuple(_tag(first + microbatch, HEADER, kind) for microbatch in range(len(runs_of)))
-        return cls(channel, kind, runs_of, used, position_of, tags)
-
-    def tag(self, microbatch: int, part: int) -> int:
-        """A number that tells apart what two ranks exchange in a step."""
-        return _tag(self.channel * len(self.runs_of) + microbatch, part, self.kind)
-
-
-def _tag(message: int, part: int, kind: Kind) -> int:
-    return TAGS_PER_MESSAGE * message + 2 * part + (kind is Kind.BACKWARD)
+__all__ = ["Inbox"]
 
 
 @dataclass(slots=True)
@@ -98,7 +54,7 @@ class _Incoming:
     memory: bytearray
     """That of the buffer: Python reads a byte of it faster than torch does."""
     buffer: torch.Tensor
-    header_work: dist.Work
+    header_work: dist.Work | Opening
     pieces: list[torch.Tensor] = field(default_factory=list)
     works: list[dist.Work] = field(default_factory=list)
     fillers: list[torch.Tensor] = field(default_factory=list)
@@ -114,9 +70,18 @@ class Inbox:
     """Receives what arrives over one lane during one step."""
 
     def __init__(
-        self, transport: Transport, lane: Lane, receive_ahead: int, forecasts: LaneForecasts
+        self,
+        transport: Transport,
+        lane: Lane,
+        receive_ahead: int,
+        forecasts: LaneForecasts,
+        ride: Ride | None = None,
     ) -> None:
+        """`ride` is what rides with these messages; its opening is the first of them."""
         self._transport, self._lane, self._forecasts = transport, lane, forecasts
+        self._ride, self._opening = ride, None
+        if ride is not None and lane.kind is Kind.FORWARD:
+            self._opening = ride.opening
         self._order, self._position_of = lane.order, lane.position_of
         self._receive_ahead = receive_ahead
         self._num_posted = self._num_opened = 0
@@ -133,18 +98,30 @@ class Inbox:
         self._post_until(self._num_opened + self._receive_ahead)
 
     def _post_until(self, stop: int) -> None:
-        while self._num_posted < stop and self._num_posted < len(self._order):
-            self._post_one(self._order[self._num_posted])
+        order, stop = self._order, min(stop, len(self._order))
+        if self._awaits_notice:
+            stop = 1  # gloo would abort on sizes that turn out to be wrong
+        while self._num_posted < stop:
+            self._post_one(order[self._num_posted])
             self._num_posted += 1
+
+    @property
+    def is_all_posted(self) -> bool:
+        """Whether nothing is left to post in this step."""
+        return self._num_posted == len(self._order)
 
     def take(self, microbatch: int) -> Received:
         """The tensors of a microbatch and their contents; waits until they have arrived."""
-        self.post(microbatch)
+        position = self._position_of[microbatch]
         # In the order of the sender: NCCL and texts are matched by order.
-        while self._num_opened <= self._position_of[microbatch]:
+        while self._num_opened <= position:
+            if self._num_posted <= position:
+                self.post(microbatch)
             self._open(self._order[self._num_opened])
             self._num_opened += 1
         parts = self._parts_of.pop(microbatch)
+        if self._ride is not None and microbatch == self._order[-1]:
+            self._ride.take_sums(parts[0].memory, self._lane.kind)
         if len(parts) == 1:
             return self._take_part(parts[0])
         received = [self._take_part(part) for part in parts]
@@ -168,15 +145,29 @@ class Inbox:
             if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
                 ahead, packing = forecast.contents, forecast.packing
                 has_separate = has_separate or packing is None
-            memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
             dtype = torch.uint8 if packing is None else packing.dtype
+            if self._opening is not None and not self._num_posted:  # its receive is posted
+                opening = self._opening
+                buffer = opening.buffer.view(dtype)
+                parts.append(_Incoming(run, ahead, packing, opening.memory, buffer, opening))
+                continue
+            memory = bytearray(HEADER_BYTES if packing is None else packing.num_bytes)
             buffer = torch.frombuffer(memory, dtype=dtype)
             work = self._transport.receive_header(buffer, run.rank, tag)
             parts.append(_Incoming(run, ahead, packing, memory, buffer, work))
         self._parts_of[microbatch] = parts
-        if has_separate:
-            ahead_of = [(part, part.ahead) for part in parts if part.ahead and not part.packing]
-            self._receive(microbatch, ahead_of, AHEAD, is_all=len(ahead_of) == len(parts))
+        if has_separate and not self._awaits_notice:
+            self._receive_ahead_of_headers(microbatch)
+
+    @property
+    def _awaits_notice(self) -> bool:
+        """Whether nothing is sure yet, since the step's notice comes with the first message."""
+        return self._opening is not None and not self._num_opened
+
+    def _receive_ahead_of_headers(self, microbatch: int) -> None:
+        parts = self._parts_of[microbatch]
+        ahead_of = [(part, part.ahead) for part in parts if part.ahead and not part.packing]
+        self._receive(microbatch, ahead_of, AHEAD, is_all=len(ahead_of) == len(parts))
 
     def _open(self, microbatch: int) -> None:
         """Read the headers, and post receives for the tensors that have none yet."""
@@ -184,6 +175,10 @@ class Inbox:
         late = []
         for part in parts:
             part.header_work.wait()
+            if self._ride is not None and self._awaits_notice:
+                self._ride.take_notice(part.memory)  # before anything is made of the rest
+                if part.ahead is not None and part.packing is None:
+                    self._receive_ahead_of_headers(microbatch)
             if part.packing is not None and not part.memory[0]:
                 part.contents, part.pieces = part.ahead, part.packing.unpack(part.buffer)
                 continue
@@ -249,145 +244,3 @@ class Inbox:
                 for piece in part.pieces
                 if piece.numel()
             ]
-
-
-class Outbox:
-    """Sends what leaves over one lane during one step."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        lane: Lane,
-        choose_sends: Callable[[int], PendingSends],
-        forecasts: LaneForecasts,
-    ) -> None:
-        """`choose_sends` gets the bytes of the first message."""
-        self._transport, self._lane, self._forecasts = transport, lane, forecasts
-        self._choose_sends = choose_sends
-        self._pending: PendingSends | None = None
-
-    def send(self, microbatch: int, tensors: Sequence[torch.Tensor], contents: Contents) -> None:
-        """Start to send its rows to each replica on the other side."""
-        runs = self._lane.runs_of[microbatch]
-        if len(runs) == 1 and self._send_as_forecast(microbatch, runs[0].rank, tensors, contents):
-            return
-        dense = [_dense(tensor) for tensor in tensors]
-        works, kept = Works(), []
-        for run in runs:
-            pieces = dense
-            if len(runs) > 1:
-                pieces = [tensor[run.start : run.stop] for tensor in dense]
-            kept += self._send_one(microbatch, run, pieces, contents, works)
-        self._keep(microbatch, kept, works, tensors)
-
-    def _keep(
-        self,
-        microbatch: int,
-        kept: list[torch.Tensor],
-        works: Works,
-        tensors: Sequence[torch.Tensor],
-    ) -> None:
-        if self._pending is None:
-            self._pending = self._choose_sends(sum(tensor.nbytes for tensor in tensors))
-        self._pending.keep(microbatch, kept, works)
-
-    def _send_as_forecast(
-        self, microbatch: int, rank: int, tensors: Sequence[torch.Tensor], contents: Contents
-    ) -> bool:
-        """Send what both ends expect, in one piece; False if that is not possible.
-
-        Almost all small messages take this way. `_send_one` would send the same, but slower.
-        """
-        forecast = self._forecasts.get((microbatch, rank))
-        if (
-            forecast is None
-            or forecast.contents is not contents
-            or forecast.packing is None
-            or not forecast.is_stable
-            or not self._transport.posts_ahead
-        ):
-            return False
-        buffer = forecast.packing.pack([_dense(tensor) for tensor in tensors], AS_FORECAST)
-        tag = self._lane.header_tags[microbatch]
-        work = self._transport.send_header(buffer, rank, tag)
-        self._keep(microbatch, [buffer], Works([work]), tensors)
-        return True
-
-    def _send_one(
-        self,
-        microbatch: int,
-        run: RowRun,
-        pieces: list[torch.Tensor],
-        contents: Contents,
-        works: Works,
-    ) -> list[torch.Tensor]:
-        """Send to one replica; returns the tensors that have to be kept."""
-        slot = (microbatch, run.rank)
-        forecast = self._forecasts.get(slot)
-        header, text = AS_FORECAST, None
-        ahead = packing = None
-        if forecast is not None and forecast.is_stable and self._transport.posts_ahead:
-            ahead, packing = forecast.contents, forecast.packing
-        if forecast is None or forecast.contents != contents:
-            header, text = encode_header(contents)
-        if forecast is None or not forecast.is_stable or header is not AS_FORECAST:
-            self._forecasts.note(slot, contents, run.stop - run.start)
-        is_right = ahead is not None and contents.has_layout_of(ahead)
-        if packing is not None:
-            buffer = packing.pack(pieces, header) if is_right else packing.fill(header)
-            kept = [buffer]
-            self._send_header(microbatch, run, HEADER, buffer, works)
-        else:
-            kept = [header]
-            self._send_header(microbatch, run, HEADER, header, works)
-            if ahead is not None and not is_right:
-                num_rows = run.stop - run.start
-                fillers = [torch.zeros((num_rows, *k.shape), dtype=k.dtype) for k in ahead.kinds]
-                kept += self._send_tensors(microbatch, run, fillers, AHEAD, works)
-        if packing is None or not is_right:
-            part = AHEAD if is_right else LATE
-            kept += self._send_tensors(microbatch, run, pieces, part, works)
-        if text is not None:
-            self._send_header(microbatch, run, TEXT, text, works)
-            kept.append(text)
-        return kept
-
-    def _send_header(
-        self, microbatch: int, run: RowRun, part: int, header: torch.Tensor, works: Works
-    ) -> None:
-        tag = self._lane.tag(microbatch, part)
-        works.headers.append(self._transport.send_header(header, run.rank, tag))
-
-    def _send_tensors(
-        self,
-        microbatch: int,
-        run: RowRun,
-        tensors: list[torch.Tensor],
-        part: int,
-        works: Works,
-    ) -> list[torch.Tensor]:
-        lane, tag = self._lane, self._lane.tag(microbatch, part)
-        works.tensors += [
-            self._transport.send(tensor, run.rank, tag, lane.channel, lane.kind)
-            for tensor in tensors
-            if tensor.numel()
-        ]
-        return tensors
-
-    def confirm_arrival(self, microbatch: int) -> None:
-        """Note that the answer to this microbatch has come, so its send is done."""
-        if self._pending is not None:
-            self._pending.confirm_arrival(microbatch)
-
-    def finish(self) -> None:
-        """Wait until everything is sent."""
-        if self._pending is not None:
-            self._pending.finish()
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values, one after another in memory.
-
-    A lazy conjugate or negative is a flag of the tensor, which bytes do not carry.
-    """
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()

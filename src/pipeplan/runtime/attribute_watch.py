@@ -1,0 +1,178 @@
+"""What a program changes in a layer between two steps, it changes on all replicas of the stage.
+
+A program may set an attribute (`layer.scale = 0.5`), replace a `forward`, register a hook or put a
+layer into another mode. If it does so on some replicas only, they compute different models, and the
+sum of their gradients belongs to none. So each rank notes its layers' attributes and classes at the
+end of a step, and looks at the next step's start what was replaced::
+
+    step 4       | gap: the program runs |      step 5
+    ... marks ---|  layer.scale = 0.5    |--- looks: {"1.scale": 0.5} gives a number; sums tell
+                                              whether all replicas have the same one
+
+What a forward changes, inside of a step, is not compared: it may depend on the rows of a replica.
+Attributes that no code of the model names are the program's own. A value that names the rank or the
+main rank may differ, and so may texts and objects, but all replicas have to set them.
+"""
+
+import os
+import types
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeplan.documents.text import excerpt, printable
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_variables import words_of_code
+from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.module_state import OF_EVERY_MODULE
+from pipeplan.runtime.rank_values import is_time
+
+__all__ = ["AttributeWatch", "require_alike"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+CONTAINERS = (list, dict, set, deque)
+MISSING = object()
+
+
+class AttributeWatch:
+    """One rank's view of the layers that it shares with other replicas."""
+
+    def __init__(self, model: nn.Module, functions: Iterable[Any], ranks: Sequence[int]) -> None:
+        """`ranks` are those of all replicas; `functions` get the outputs of the last stage."""
+        functions = list(functions)
+        self._rank = torch.distributed.get_rank()
+        num_others = len(ranks) - 1
+        self._factor = num_others if self._rank == min(ranks) else -1
+        """Over all replicas, these are zero in sum. So equal numbers are, too."""
+        named = {f"{name}." * bool(name): module for name, module in model.named_modules()}
+        named |= {
+            f"loss_fn.{name}." if name else "loss_fn.": module
+            for function in functions
+            if isinstance(function, nn.Module)
+            for name, module in function.named_modules()
+        }
+        modules = list(named.values())
+        kinds = {kind: None for module in modules for kind in type(module).__mro__[:-1]}
+        self._spaces: list[tuple[str, Mapping[str, Any]]] = [
+            *((name, vars(module)) for name, module in named.items()),
+            *((f"{kind.__qualname__}.", vars(kind)) for kind in kinds),
+        ]
+        self._words = words_of_code(modules, functions)
+        self._marks: list[dict[str, Any]] = []
+        self._sized: list[tuple[str, dict[Any, Any]]] = []
+        """What torch itself keeps in each module, such as hooks; looked at by number."""
+        self._held: list[tuple[str, Any]] = []
+        """Containers of the model's own."""
+        self._sizes: list[int] = []
+        self._entries: list[list[Any]] = []
+        self._find_containers()
+        self.changes: dict[str, str] = {}
+        """What was changed in the last gap, with values as texts."""
+
+    def _find_containers(self) -> None:
+        self._sized, self._held = [], []
+        for prefix, space in self._spaces:
+            for name, value in space.items():
+                if name in OF_EVERY_MODULE and isinstance(value, dict):
+                    self._sized.append((f"{prefix}{name}", value))
+                elif name in self._words and type(value) in CONTAINERS:
+                    self._held.append((f"{prefix}{name}", value))
+
+    def settle(self) -> None:
+        """Note all attributes: what changes from here on, the program changes."""
+        if self.changes:
+            self._find_containers()
+        self._marks = [dict(space) for _, space in self._spaces]
+        self._sizes = [len(value) for _, value in self._sized]
+        self._entries = [_entries(value) for _, value in self._held]
+
+    def look(self) -> tuple[float, float]:
+        """Two numbers for what has changed since then; one of them sums up to zero over replicas.
+
+        The second has the same for values that may be of the rank: its number, a main rank's flag.
+        """
+        self.changes = {}
+        for (prefix, space), mark in zip(self._spaces, self._marks, strict=False):
+            if len(space) != len(mark) or not all(map(is_, space.values(), mark.values())):
+                for name in dict.fromkeys((*mark, *space)):
+                    before, now = mark.get(name, MISSING), space.get(name, MISSING)
+                    if name in self._words and not _are_alike(before, now):
+                        self.changes[f"{prefix}{name}"] = self._text(now)
+        for (path, value), size in zip(self._sized, self._sizes, strict=False):
+            if len(value) != size:
+                self.changes[path] = f"{len(value)} entries"
+        for (path, value), entries in zip(self._held, self._entries, strict=False):
+            now = _entries(value)
+            if len(now) != len(entries) or not all(map(_are_alike, entries, now)):
+                self.changes[path] = " ".join(map(self._text, now[:256]))
+        self._marks, self._sizes, self._entries = [], [], []  # nothing stays alive by them
+        if not self.changes:
+            return 0.0, 0.0
+        items = sorted(self.changes.items())
+        own = {str(self._rank): "rank", os.environ.get("LOCAL_RANK", "-"): "rank"}
+        own |= {str(flag): f"main {flag is (self._rank == 0)}" for flag in (True, False)}
+        local = [(name, own.get(text, text)) for name, text in items]
+        numbers = [1 + zlib.crc32(repr(each).encode(errors="replace")) for each in (items, local)]
+        return float(self._factor * numbers[0]), float(self._factor * numbers[1])
+
+    def _text(self, value: Any) -> str:
+        """A text that is equal for equal values on all ranks; values that may differ have none."""
+        if value is MISSING:
+            return "deleted"
+        if is_time(value):
+            return "a time"
+        if isinstance(value, int | float | complex | np.generic):
+            return repr(value)
+        if isinstance(value, torch.Tensor | np.ndarray):
+            is_plain = isinstance(value, np.ndarray) or not value.is_meta
+            return f"{tuple(value.shape)} {fingerprint(value, 0) if is_plain else ''}"
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            return f"code {zlib.crc32(function.__code__.co_code):08x}"
+        return type(value).__qualname__
+
+
+def _entries(container: Any) -> list[Any]:
+    """What a container holds; of a dict the keys, too."""
+    if isinstance(container, dict):
+        return [*container, *container.values()]
+    if isinstance(container, set):
+        return sorted(container, key=repr)
+    return list(container)
+
+
+def _are_alike(before: Any, now: Any) -> bool:
+    """Whether nothing has changed: the same object, or an equal plain value."""
+    if before is now:
+        return True
+    return type(before) is type(now) and isinstance(now, PLAIN) and bool(before == now)
+
+
+def require_alike(everyone: list[dict[str, str]], replicas: Iterable[Iterable[int]]) -> None:
+    """Name what replicas have not changed alike; `everyone` are the changes of all ranks.
+
+    Raises:
+        RuntimeMismatchError: always; who comes here knows that something differs.
+    """
+    for ranks in replicas:
+        first, *others = ranks
+        for other in others:
+            for name in dict.fromkeys((*everyone[first], *everyone[other])):
+                mine, theirs = (everyone[rank].get(name, "as before") for rank in (first, other))
+                if mine != theirs:
+                    raise RuntimeMismatchError(
+                        f"{printable(name)}: the program has changed it since the last step, and it"
+                        f" is {excerpt(theirs)} on rank {other}, but {excerpt(mine)} on rank"
+                        f" {first}, which is a replica of the same stage; change layers alike on"
+                        " every rank"
+                    )
+    raise RuntimeMismatchError(
+        "layers: the program has changed attributes on some replicas of a stage only; change them"
+        " alike on every rank"
+    )
