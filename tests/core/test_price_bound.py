@@ -15,7 +15,7 @@ from pipeplan import _core
 from pipeplan.cluster import Cluster, Device
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Bound, BoundLimit, BoundScope, Stage
-from pipeplan.planning.door import make_problem
+from pipeplan.planning.door import make_problem, plan
 
 STEPS = 2e7
 
@@ -96,6 +96,63 @@ def test_no_planted_plan_is_below_it(num_devices, count):
         problem = make_problem(model, cluster, M, divisible=not whole).within_samples()
         bound_ms = priced(problem, known * 0.2, known * rng.choice([1.0, 1.3]))
         assert bound_ms <= known * (1 + 1e-9), seed
+
+
+def awkward_instance(rng: random.Random):
+    """Few devices; much latency and one heavy layer, or works and bytes of all kinds."""
+    V, L = rng.randint(2, 5), rng.randint(2, 7)
+    speeds = [rng.choice([1.0, 1.0, 2.0, 3.0, rng.uniform(0.5, 3)]) for _ in range(V)]
+    speeds[0] += 1e-6
+    is_late = rng.random() < 0.6
+    parameters = [rng.choice([0, 0, 1e6, 1e7, 1e15]) for _ in range(L)]
+    if is_late:
+        works = [rng.choice([1e-3, 1e-2, 0.1, 1, rng.uniform(0, 3)]) for _ in range(L - 1)]
+        layers = [(work, 0) for work in (*works, rng.uniform(5, 30))]
+    else:
+        works = [rng.choice([0.5, 1, 2, 5, rng.uniform(0, 10)]) for _ in range(L)]
+        layers = [(work, rng.choice([0, 1e5, 1e6])) for work in works]
+    model = model_of(*((*layer, p) for layer, p in zip(layers, parameters, strict=True)))
+    cluster = Cluster(
+        name="awkward",
+        devices=tuple(Device(name=f"d{u}", speed=speed) for u, speed in enumerate(speeds)),
+        bandwidth_gb_per_s=tuple(
+            tuple(rng.choice([1.0, 10.0, 100.0]) for _ in speeds) for _ in speeds
+        ),
+        latency_us=rng.choice([500.0, 1e3, 3e3, 1e4] if is_late else [0.0, 0.0, 1e3, 5e3]),
+    )
+    return replace(model, microbatch_size=rng.choice([1, 2, 4])), cluster
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [(*range(60), 132, 221), pytest.param(range(2000), marks=pytest.mark.full)],
+    ids=["few", "many"],
+)
+def test_no_plan_that_best_finds_is_below_it(seeds):
+    """With limits just above the plan, whatever is dropped wrongly leaves nothing below them."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        model, cluster = awkward_instance(rng)
+        options = {"divisible": rng.random() < 0.5, "positions": 1, "split_backward": False}
+        M = rng.choice([1, 2, 4, 8])
+        known = plan(model, cluster, M, effort=0.1, **options).iteration_ms
+        problem = make_problem(model, cluster, M, **options).within_samples()
+        for slack in (1.0003, 1.003, 1.05):
+            bound_ms = priced(problem, known * 0.7, known * slack)
+            assert bound_ms <= known * (1 + 1e-9), (seed, slack)
+
+
+def test_a_pair_carries_the_product_of_two_shares():
+    """Four devices send to four: each pair carries a sixteenth."""
+    model = replace(model_of((40, 1.6e8, 0), (40, 0, 0)), microbatch_size=4)
+    problem = problem_of(model, [1.0] * 7 + [1.0 + 1e-6], [[1.0] * 8] * 8, 8)
+    halves = (
+        Stage(layers=range(1), devices=(0, 1, 2, 3)),
+        Stage(layers=range(1, 2), devices=(4, 5, 6, 7)),
+    )
+    known = known_ms(problem.cost, halves, 8)
+    assert known == pytest.approx(9 * 20 + 20)
+    assert 0.9 * known <= priced(problem, 0.7 * known, 1.05 * known) <= known * (1 + 1e-9)
 
 
 def test_whole_samples_do_not_melt():

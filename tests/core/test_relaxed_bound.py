@@ -339,7 +339,7 @@ def test_groups_of_sizes_take_their_fewest_devices():
     Few devices would send for too long, and one stage of all would reduce for too long: both stages
     have to be of the same group, with fewer devices than its largest size.
     """
-    cost = CostModel(model_of(*[(1, 1e8, 2e6)] * 520), cluster_of([[1.0] * 40] * 40))
+    cost = CostModel(model_of(*[(1, 1e9, 2e6)] * 520), cluster_of([[1.0] * 40] * 40))
     halves = (
         Stage(layers=range(260), devices=tuple(range(20))),
         Stage(layers=range(260, 520), devices=tuple(range(20, 40))),
@@ -361,6 +361,36 @@ def test_an_all_reduce_in_front_overlaps_what_is_behind():
     sizes = np.arange(1, 5, dtype=np.int32)
     bound = _core.relaxed_bound(cost.kernel_instance(4), sizes, 8, known + 20, 1)
     assert known * 0.99 <= bound <= known * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("works_ms", [(80, 180, 100), (80, 200, 10)])
+@pytest.mark.parametrize("slack", [1.01, 1.03])
+def test_an_all_reduce_hides_behind_the_first_stage(works_ms, slack):
+    """The second stage reduces while the first one runs its last backward.
+
+    Its time is part neither of the way back of a microbatch, nor of what the third stage waits for;
+    and the second stage does not wait for the first one's backwards. No other plan is as fast.
+    """
+    layers = zip(works_ms, (1e15, 3.8e7, 1e15), strict=True)
+    cost = CostModel(model_of(*[(ms / 2, 0, p) for ms, p in layers]), cluster_of([[1.0] * 4] * 4))
+    known = known_ms(cost, one_layer_each([[0], [1, 2], [3]]), 4)
+    instance, limit_ms = cost.kernel_instance(4), known * slack
+    sizes = np.arange(1, 5, dtype=np.int32)
+    on_sets, _ = _core.plan_on_sets(instance, list(range(4)), 16, limit_ms, 0, 1)
+    near, *_ = _core.prove_on_near_sets(instance, 2, known / 2, limit_ms, 3e7, 2e5, 1)
+    for bound in (_core.relaxed_bound(instance, sizes, 8, limit_ms, 1), on_sets, near):
+        assert bound == pytest.approx(known, rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1e3, 3e7])
+def test_small_sets_and_large_ones_use_all_devices(steps):
+    """One stage on all of six devices; larger sets cost no more than their devices."""
+    cost = CostModel(model_of((10, 0, 0)), cluster_of([[1.0] * 6] * 6))
+    known = known_ms(cost, one_layer_each([range(6)]), 4)
+    near, *_ = _core.prove_on_near_sets(
+        cost.kernel_instance(4), 2, known / 2, known * 1.1, steps, 2e5, 1
+    )
+    assert near == pytest.approx(known, rel=1e-6)
 
 
 def test_limits_close_in_until_a_plan_stays_open():
