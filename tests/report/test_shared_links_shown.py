@@ -7,12 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from one_stage import plan as plain_plan
 from pages import Page
+from pipeplan import zoo
 from pipeplan.cluster import Cluster, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
+from pipeplan.group_costs import group_costs
+from pipeplan.group_simulator import run_group_plan
 from pipeplan.pipeline import Plan, Schedule, Stage
+from pipeplan.planning import door
 from pipeplan.profile import LayerProfile, ModelProfile
+from pipeplan.report.analysis.items import make_group_items
 from pipeplan.report.analysis.plan_analysis import analyse
+from pipeplan.report.analysis.shared_links import shared_use_of_groups
 from pipeplan.report.html import render_report
 from pipeplan.report.trace import trace_document
 from pipeplan.shared_links import SharedLink
@@ -142,3 +149,40 @@ def test_the_page_shows_them_and_escapes_their_names():
     assert "2 transfers and all-reduces take longer than alone" in html
     alone = replace(two_rings(), cluster=without_links(two_rings().cluster))
     assert "Shared links over time" not in render_report(alone)
+
+
+def test_groups_use_links_as_stages_do():
+    """A plan with one stage a device, read as one with groups, has the same links and slowings."""
+    plan = plain_plan(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 8, "pipedream")
+    stages = analyse(plan)
+    costs = group_costs(stages.cost, plan.stages)
+    timeline = run_group_plan(plan, costs)
+    items = make_group_items(timeline, costs.group_of_S, plan.microbatches)
+    expected, found = stages.shared_use, shared_use_of_groups(plan, costs, timeline, items)
+    assert expected.links
+    assert expected.slowed
+    for mine, other in zip(found.links, expected.links, strict=True):
+        assert (mine.name, mine.is_out) == (other.name, other.is_out)
+        assert mine.busy == pytest.approx(other.busy)
+        assert mine.full == pytest.approx(other.full)
+    assert found.slowed.keys() == expected.slowed.keys()
+    for number, slowing in found.slowed.items():
+        assert slowing.more_ms == pytest.approx(expected.slowed[number].more_ms)
+
+
+def test_pages_and_traces_of_groups_show_shared_links():
+    plan = door.plan(zoo.model("bert-large"), zoo.cluster("4x2-10g"), 4, effort=0.2)
+    assert plan.uses_families
+    analysis = analyse(plan)
+    use = analysis.shared_use
+    assert use.slowed
+    for link in use.links:
+        assert link.used.max() <= 1 + 1e-9
+    lengths_ms = analysis.items.end_ms_N - analysis.items.start_ms_N
+    for number, slowing in use.slowed.items():
+        assert 0 < slowing.more_ms < lengths_ms[number]
+    page = Page(render_report(plan))
+    assert "Shared links over time" in page.text
+    assert f"{len(use.slowed)} transfers and all-reduces take longer than alone" in page.text
+    counters = {e["name"] for e in trace_document(analysis)["traceEvents"] if e["ph"] == "C"}
+    assert any("h0" in name for name in counters)

@@ -77,6 +77,8 @@ class GroupFlows:
         group_of: Sequence[int],
         num_parts: Sequence[int],
     ) -> None: ...
+    def groups(self) -> list[tuple[int, int, float, float, list[int]]]:
+        """As `PlanFlows.groups`."""
 
 class GroupCosts:
     """The times of a plan with groups: of F, B, I and W of each stage, and of what is sent.
@@ -338,6 +340,11 @@ def run_groups(
     and ends of parts of all-reduces; how many blocks each group has run: fewer than it has, if the
     orders deadlock.
     """
+
+def group_rate_changes(
+    costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
+) -> tuple[Floats, Ints, Floats]:
+    """As `rate_changes`."""
 
 def group_time(
     costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]

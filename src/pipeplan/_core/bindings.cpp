@@ -11,6 +11,7 @@
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "python_arrays.hpp"
+#include "python_flows.hpp"
 
 using namespace pipeplan;
 
@@ -148,30 +149,7 @@ nb::tuple py_rate_changes(const PipelineCosts& costs, Codes codes) {
         require_complete(view, codes.data());
         return run_schedule(view, codes.data(), control);
     });
-    std::vector<double> ms, rate;
-    std::vector<int> group;
-    for (const RateChange& change : trace.rate_changes)
-        ms.push_back(change.ms), group.push_back(change.group), rate.push_back(change.rate);
-    const std::size_t num = ms.size();
-    return nb::make_tuple(to_numpy(std::move(ms), {num}), to_numpy(std::move(group), {num}),
-                          to_numpy(std::move(rate), {num}));
-}
-
-// For each group of flows: its transfer, flows, limit and bytes of each, sides of shared links.
-nb::list py_flow_groups(const PlanFlows& flows) {
-    nb::list result;
-    const FlowTable& table = flows.table();
-    for (std::size_t t = 0; t < table.transfers().size(); ++t) {
-        const FlowTransfer& transfer = table.transfers()[t];
-        for (int g = transfer.first_group; g < transfer.end_group; ++g) {
-            const FlowGroup& group = table.groups()[g];
-            const FlowClass& its = table.classes()[group.flow_class];
-            const std::vector<int> sides(table.sides().begin() + its.first_side,
-                                         table.sides().begin() + its.end_side);
-            result.append(nb::make_tuple(t, group.count, its.limit, group.bytes, sides));
-        }
-    }
-    return result;
+    return rates_to_python(trace.rate_changes);
 }
 
 void require_caps(const CostsView& costs, const Ints& caps) {
@@ -417,7 +395,7 @@ void bind_classes(nb::module_& m) {
     nb::class_<PlanFlows>(m, "PlanFlows")
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
              "shares"_a)
-        .def("groups", &py_flow_groups)
+        .def("groups", [](const PlanFlows& flows) { return flows_to_python(flows.table()); })
         .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")

@@ -1,6 +1,7 @@
 // The kernels of plans with several stages a group, for Python.
 #include "groups.hpp"
 #include "python_arrays.hpp"
+#include "python_flows.hpp"
 
 namespace pipeplan {
 namespace {
@@ -58,6 +59,21 @@ nb::tuple py_run_groups(const GroupCosts& costs, long num_microbatches, GroupCod
                           to_numpy(std::move(trace.blocks_done), {G}));
 }
 
+nb::tuple py_group_rate_changes(const GroupCosts& costs, long num_microbatches, GroupCodes codes,
+                                const std::vector<int>& sizes) {
+    const std::vector<std::size_t> first = first_blocks(costs, codes, sizes);
+    const GroupOrders orders{codes.data(), first.data()};
+    GroupCostsView view = costs.view(num_microbatches);
+    require(view.flows, "costs: no link is shared");
+    std::vector<RateChange> changes;
+    view.rate_changes = &changes;
+    run_kernel(kInfinity, [&](Control& control) {
+        require_complete(view, orders);
+        return run_groups(view, orders, control);
+    });
+    return rates_to_python(changes);
+}
+
 double py_group_time(const GroupCosts& costs, long num_microbatches, GroupCodes codes,
                      const std::vector<int>& sizes) {
     const std::vector<std::size_t> first = first_blocks(costs, codes, sizes);
@@ -74,7 +90,8 @@ double py_group_time(const GroupCosts& costs, long num_microbatches, GroupCodes 
 void bind_groups(nb::module_& m) {
     nb::class_<GroupFlows>(m, "GroupFlows")
         .def("__init__", &construct_group_flows, nb::kw_only(), "instance"_a, "end_layer"_a,
-             "devices"_a, "shares"_a, "group_of"_a, "num_parts"_a);
+             "devices"_a, "shares"_a, "group_of"_a, "num_parts"_a)
+        .def("groups", [](const GroupFlows& flows) { return flows_to_python(flows.table()); });
     nb::class_<GroupCosts>(m, "GroupCosts")
         .def("__init__", &construct_group_costs, nb::kw_only(), "group_of"_a, "length_ms"_a,
              "recompute_ms"_a, "send_ms"_a, "num_parts"_a, "half_duplex"_a,
@@ -82,6 +99,8 @@ void bind_groups(nb::module_& m) {
         .def_prop_ro("num_groups", &GroupCosts::num_groups)
         .def_prop_ro("num_stages", &GroupCosts::num_stages);
     m.def("run_groups", &py_run_groups, "costs"_a, "num_microbatches"_a, "codes"_a, "sizes"_a);
+    m.def("group_rate_changes", &py_group_rate_changes, "costs"_a, "num_microbatches"_a, "codes"_a,
+          "sizes"_a);
     m.def("group_time", &py_group_time, "costs"_a, "num_microbatches"_a, "codes"_a, "sizes"_a);
 }
 

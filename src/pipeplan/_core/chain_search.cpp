@@ -208,7 +208,8 @@ std::vector<ChainPlan> ranked_starts(const ChainModel& model, std::vector<ChainP
                                      Control& control) {
     std::vector<std::pair<double, int>> ranked(starts.size());
     pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        ranked[k] = {ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
+        const bool is_late = control.check_for_deadline() && k > 0;
+        ranked[k] = {is_late ? kInfinity : ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
     });
     std::sort(ranked.begin(), ranked.end());
     std::vector<ChainPlan> result;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "control.hpp"
+#include "flow_rates.hpp"
 #include "group_flows.hpp"
 
 namespace pipeplan {
@@ -40,6 +41,7 @@ struct GroupCostsView {
     const int* channel_of;       // [2 * (stages - 1)]: which channel carries it; -1 inside a group
     bool half_duplex;
     const GroupFlows* flows = nullptr;  // where the cluster has shared links, instead of send_ms
+    std::vector<RateChange>* rate_changes = nullptr;  // where changes of rates are recorded, if they are
 };
 
 // The same as an object that validates itself, made from a pipeplan.cost.GroupCosts.

@@ -44,7 +44,8 @@ class GivenGroupTimes {
 // It takes as long as its flows, which share links with those of others.
 class SharedGroupTimes {
   public:
-    explicit SharedGroupTimes(const GroupCostsView& costs) : rates_(costs.flows->table()) {}
+    explicit SharedGroupTimes(const GroupCostsView& costs)
+        : rates_(costs.flows->table(), costs.rate_changes) {}
     void begin(int number, double now_ms, Events&) { rates_.begin(number, now_ms); }
     double next_ms() { return rates_.next_ms(); }
     template <class Done>

@@ -76,6 +76,7 @@ def _group_item_data(analysis: PlanAnalysis) -> dict[str, Any]:
         "has_trace": False,  # the page cannot write the trace of groups; `pipeplan trace` can
         "last": analysis.last_item,
         "waits": _base64(analysis.waited_for, "<i4"),
+        "sharing": _sharing_data(analysis) if analysis.cost.contention else None,
         "items": {
             "count": len(items),
             "first_transfer": items.first_transfer,

@@ -19,7 +19,7 @@ from pipeplan import _core
 from pipeplan.bound_checks import has_even_shares
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.figures import group_figures
-from pipeplan.group_costs import group_costs
+from pipeplan.group_costs import GroupCosts, group_costs
 from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
@@ -126,11 +126,16 @@ class _ChainSearch:
         self.needs_others |= self.best is not self.one_stage
 
     @property
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self.problem.deadline
+
+    @property
     def may_gain(self) -> bool:
         """Whether there may be a plan that is worth it, and time to look for one."""
         if self.problem.cluster.num_devices > MAX_DEVICES:
             return False
-        if self.best is not None and time.monotonic() >= self.problem.deadline:
+        if self.best is not None and self.is_late:
             return False
         return self.needs_others or self.work_ms < self.best_ms * WORTH
 
@@ -209,6 +214,8 @@ class _ChainSearch:
         if chosen is None or not chosen.orders:
             return
         for buckets in BUCKETS:
+            if self.is_late:
+                return
             stages = tuple(
                 replace(stage, gradient_buckets=buckets if stage.num_replicas > 1 else 1)
                 for stage in chosen.stages
@@ -222,11 +229,13 @@ class _ChainSearch:
         """
         if self.best is None or not self.best.orders:
             return
+        costs = group_costs(self.problem.cost, self.best.stages)
         for index, stage in enumerate(self.best.stages):
-            if stage.num_replicas == 1:
-                continue
-            orders = [joined_at_end(order, index) for order in self.best.orders]
-            self.offer(replace(self.best, orders=tuple(orders)))
+            if self.is_late:
+                return
+            if stage.num_replicas > 1:
+                orders = [joined_at_end(order, index) for order in self.best.orders]
+                self.offer(replace(self.best, orders=tuple(orders)), costs)
 
     def _draft_of(
         self, plan: _core.ChainPlan, parts: Sequence[int], blocks: Sequence[int]
@@ -256,11 +265,14 @@ class _ChainSearch:
         except (InputError, InfeasibleError):
             return
 
-    def offer(self, draft: Draft) -> None:
-        """Take a plan if the simulator finds it faster, and if it keeps all limits."""
+    def offer(self, draft: Draft, costs: GroupCosts | None = None) -> None:
+        """Take a plan if the simulator finds it faster, and if it keeps all limits.
+
+        `costs` are those of its stages, if they are known.
+        """
         if not draft.orders or not self._keeps_limits(draft):
             return
-        costs = group_costs(self.problem.cost, draft.stages)
+        costs = costs or group_costs(self.problem.cost, draft.stages)
         iteration_ms = group_time_ms(costs, draft.orders, self.problem.num_microbatches)
         if iteration_ms is None or iteration_ms >= self.best_ms * REALLY_FASTER:
             return

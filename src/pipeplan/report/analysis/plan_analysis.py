@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cost import Floats, PipelineCosts
+from pipeplan.group_costs import group_costs
 from pipeplan.pipeline import GroupTimeline, Plan
 from pipeplan.planning.planner.plan_bound import schedule_bound_ms
 from pipeplan.replaying import Replayed, replay_plan
@@ -29,7 +30,12 @@ from pipeplan.report.analysis.idle import (
 from pipeplan.report.analysis.items import Items, make_group_items, make_items
 from pipeplan.report.analysis.links import UsedLinks, used_links
 from pipeplan.report.analysis.memory import StageMemory, group_memory, stage_memory
-from pipeplan.report.analysis.shared_links import SharedUse, costs_as_run, shared_use
+from pipeplan.report.analysis.shared_links import (
+    SharedUse,
+    costs_as_run,
+    shared_use,
+    shared_use_of_groups,
+)
 from pipeplan.report.analysis.waits import follow_back, waited_for
 from pipeplan.simulator import Codes
 
@@ -130,7 +136,8 @@ class PlanAnalysis:
     def shared_use(self) -> SharedUse:
         """How busy shared links are, and which transfers slow each other there."""
         if isinstance(self.run, GroupTimeline):
-            return SharedUse(links=(), slowed={})
+            costs = group_costs(self.cost, self.plan.stages)
+            return shared_use_of_groups(self.plan, costs, self.run, self.items)
         return shared_use(self.plan, self.costs, self.run.order_SM2, self.items)
 
     @cached_property
@@ -167,7 +174,7 @@ class PlanAnalysis:
     @cached_property
     def shown_costs(self) -> PipelineCosts:
         """The costs as they turn out: where links are shared, the mean times of transfers."""
-        return costs_as_run(self.costs, self.items)
+        return costs_as_run(self.costs, self.items) if self.cost.contention else self.costs
 
     # -------------------------------------------------------------------- idle and shares
 

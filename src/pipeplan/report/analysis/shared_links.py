@@ -13,8 +13,9 @@ import numpy as np
 
 from pipeplan import _core
 from pipeplan.cost import BYTES_PER_MS_IN_GB_PER_S, Floats, PipelineCosts
-from pipeplan.pipeline import Plan
-from pipeplan.report.analysis.items import BACKWARD, FORWARD, Items
+from pipeplan.group_costs import GroupCosts
+from pipeplan.pipeline import GroupTimeline, Plan
+from pipeplan.report.analysis.items import BACKWARD, FORWARD, NOTHING, Items
 from pipeplan.simulator import Codes
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Slowing",
     "costs_as_run",
     "shared_use",
+    "shared_use_of_groups",
 ]
 
 FULL = 1 - 1e-6
@@ -95,8 +97,34 @@ def shared_use(plan: Plan, costs: PipelineCosts, order_SM2: Codes, items: Items)
     """How the plan's iteration uses its shared links; nothing where there are none."""
     if costs.flows is None:
         return SharedUse(links=(), slowed={})
-    times_ms, group_E, rate_E = _core.rate_changes(costs.for_kernels(), order_SM2)
-    groups = costs.flows.groups()
+    changes = _core.rate_changes(costs.for_kernels(), order_SM2)
+    alone_ms = _alone_ms(costs, costs.all_reduce_ms_S, items)
+    return _use(plan, costs.flows.groups(), changes, alone_ms, items)
+
+
+def shared_use_of_groups(
+    plan: Plan, costs: GroupCosts, timeline: GroupTimeline, items: Items
+) -> SharedUse:
+    """The same of a plan with several stages a group."""
+    if costs.flows is None:
+        return SharedUse(links=(), slowed={})
+    sizes = np.diff(timeline.first_block_G1).tolist()
+    changes = _core.group_rate_changes(
+        costs.for_kernels(), items.num_microbatches, timeline.code_N, sizes
+    )
+    alone_ms = _alone_ms(costs, costs.part_ms_S, items)
+    return _use(plan, costs.flows.groups(), changes, alone_ms, items)
+
+
+def _use(
+    plan: Plan,
+    groups: list[tuple[int, int, float, float, list[int]]],
+    changes: tuple[Floats, Codes, Floats],
+    alone_ms: Floats,
+    items: Items,
+) -> SharedUse:
+    """From groups of flows and the changes of their rates to links and who slows whom."""
+    times_ms, group_E, rate_E = changes
     rises_E = _rises(group_E, rate_E) * np.array([count for _, count, *_ in groups] or [0])[group_E]
     groups_of: dict[int, list[int]] = defaultdict(list)
     transfers_of: dict[int, set[int]] = defaultdict(set)
@@ -113,21 +141,25 @@ def shared_use(plan: Plan, costs: PipelineCosts, order_SM2: Codes, items: Items)
             links.append(_link_use(plan, side, times_ms[chosen], rises_E[chosen], iteration_ms))
             sides.append(side)
     users = [sorted(transfers_of[side]) for side in sides]
-    return SharedUse(links=tuple(links), slowed=_slowed(costs, items, links, users))
+    return SharedUse(links=tuple(links), slowed=_slowed(alone_ms, items, links, users))
 
 
 def costs_as_run(costs: PipelineCosts, items: Items) -> PipelineCosts:
-    """The same costs, with the times that transfers took in the mean where they share links."""
-    if costs.flows is None:
-        return costs
-    first, last = items.first_transfer, items.first_all_reduce
+    """The same costs, with the times that transfers took in the mean, where links are shared.
+
+    Inside a group nothing is sent. The parts of an all-reduce count together.
+    """
     lengths_ms = items.end_ms_N - items.start_ms_N
-    mean_ms_C2 = lengths_ms[first:last].reshape(-1, 2, items.num_microbatches).mean(axis=2)
+    sent_ms_2CM = np.where(
+        items.transfer_number_2CM == NOTHING, 0.0, lengths_ms[items.transfer_number_2CM]
+    )
+    mean_ms_2C = sent_ms_2CM.mean(axis=2)
+    parts = [items.parts_of(stage) for stage in range(items.num_stages)]
     return replace(
         costs,
-        send_forward_ms_C=mean_ms_C2[:, FORWARD],
-        send_backward_ms_C=mean_ms_C2[:, BACKWARD],
-        all_reduce_ms_S=lengths_ms[last:],
+        send_forward_ms_C=mean_ms_2C[FORWARD],
+        send_backward_ms_C=mean_ms_2C[BACKWARD],
+        all_reduce_ms_S=np.array([lengths_ms[each].sum() for each in parts]),
     )
 
 
@@ -169,13 +201,12 @@ def _link_use(
 
 
 def _slowed(
-    costs: PipelineCosts, items: Items, links: list[LinkUse], users: list[list[int]]
+    alone_ms: Floats, items: Items, links: list[LinkUse], users: list[list[int]]
 ) -> dict[int, Slowing]:
     """Who slows whom; `users` has the transfers that use each link."""
     first = items.first_transfer
     if len(items) - first > MAX_SLOWED_ITEMS:
         return {}
-    alone_ms = _alone_ms(costs, items)
     more_ms = items.end_ms_N[first:] - items.start_ms_N[first:] - alone_ms
     is_slowed = more_ms > np.maximum(alone_ms * WORTH_A_WORD, 1e-9)
     longest: dict[int, tuple[float, int, int]] = {}
@@ -223,19 +254,20 @@ class _Company:
         return best
 
 
-def _alone_ms(costs: PipelineCosts, items: Items) -> Floats:
+def _alone_ms(costs: PipelineCosts | GroupCosts, reduce_ms_S: Floats, items: Items) -> Floats:
     """For each transfer and all-reduce the time that it takes if nothing else is sent."""
-    send_ms_C2 = np.stack([costs.send_forward_ms_C, costs.send_backward_ms_C], axis=1)
-    return np.concatenate(
-        [np.repeat(send_ms_C2.ravel(), items.num_microbatches), costs.all_reduce_ms_S]
-    )
+    transfers = slice(items.first_transfer, items.first_all_reduce)
+    channel_T, is_forward_T = items.place_N[transfers], items.kind_N[transfers] == FORWARD
+    forward_ms_T = costs.send_forward_ms_C[channel_T]
+    send_ms_T = np.where(is_forward_T, forward_ms_T, costs.send_backward_ms_C[channel_T])
+    return np.concatenate([send_ms_T, reduce_ms_S[items.place_N[items.first_all_reduce :]]])
 
 
 def _items_of(items: Items, transfer: int) -> range:
     """The items of one direction of a channel, or of a stage's all-reduce."""
     num_lanes = 2 * (items.num_stages - 1)
     if transfer >= num_lanes:
-        number = items.first_all_reduce + transfer - num_lanes
-        return range(number, number + 1)
-    lane = items.transfers_of(transfer // 2, transfer % 2)
+        lane = items.parts_of(transfer - num_lanes)
+    else:
+        lane = items.transfers_of(transfer // 2, transfer % 2)
     return range(lane.start, lane.stop)
