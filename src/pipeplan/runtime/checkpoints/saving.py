@@ -202,7 +202,7 @@ def _collect_groups(state: TrainingState, own: _Tensors) -> list[tuple[Any, list
     groups = []
     for index, group in enumerate(state.optimizer.param_groups):
         settings = {key: value for key, value in group.items() if key not in NOT_SETTINGS}
-        where = f"settings of the optimizer's group {index} on {_name(state)}"
+        where = f"settings of the optimizer's group {index} on stage {state.stage}"
         members = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
         groups.append((encode(settings, where, own.keep), members))
     return groups
@@ -231,7 +231,7 @@ def _write_tensors(
     others = [part for part in parts if part.stage >= 0 and _place(part) < _place(mine)]
     before = {key for part in others for key in part.keys}
     files = {
-        f"{_name(mine).replace(' ', '-')}.safetensors": [
+        f"{_file_name(mine)}.safetensors": [
             source for key, source in own.source_of.items() if key not in before
         ],
         STATE_FILE: list(shared.source_of.values()),
@@ -247,9 +247,9 @@ def _place(part: _Part) -> tuple[int, int]:
     return part.stage, part.replica
 
 
-def _name(part: "_Part | TrainingState") -> str:
-    """What the part of a rank is called; mostly it is all of a stage."""
-    return f"stage {part.stage:03d}" + (f" {part.replica:03d}" if part.replica else "")
+def _file_name(part: _Part) -> str:
+    """What the file of a rank's part is called; mostly it has all of a stage."""
+    return f"stage-{part.stage:03d}" + (f"-{part.replica:03d}" if part.replica else "")
 
 
 def _describe(
