@@ -2,6 +2,7 @@
 
 import functools
 import io
+import time
 import types
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime.code_agreement import CodeAgreement  # noqa: E402
 from pipeplan.runtime.code_variables import find_variables  # noqa: E402
+from pipeplan.runtime.rank_values import is_time  # noqa: E402
 from runtime.samples import cut_plan, make_mlp, mlp_loss  # noqa: E402
 from runtime.workers import Ranks, run_ranks  # noqa: E402
 
@@ -128,6 +130,10 @@ CHANGES = {
     "an attribute": (lambda: setattr(CONFIG, "rate", 0.2), lambda: setattr(CONFIG, "rate", 0.1)),
     "a class": (lambda: setattr(Config, "scale", 3.0), lambda: setattr(Config, "scale", 2.0)),
     "a module": (lambda: setattr(settings, "alpha", 1), lambda: setattr(settings, "alpha", 0.5)),
+    "to nothing": (
+        lambda: setattr(settings, "alpha", None),
+        lambda: setattr(settings, "alpha", 0.5),
+    ),
     "a new entry": (lambda: HELD.update(weight=2.0), HELD.clear),
 }
 
@@ -147,6 +153,16 @@ def test_a_change_of_the_program_is_seen_and_one_of_the_model_is_not(agreement, 
     finally:
         undo()
     assert agreement.changes(batch, batch) not in (0, found)
+
+
+def test_scales_and_rates_are_no_times(monkeypatch):
+    assert is_time(time.time() - 0.5)
+    assert not is_time(time.time() + 2000.5001)
+    for now_s in (10.0, 700.0, 1e6):  # however long host and process run
+        for clock in ("monotonic", "perf_counter", "process_time"):
+            monkeypatch.setattr(time, clock, lambda now_s=now_s: now_s)
+        for value in (0.51234, 3.14159, 41.23456, 650.12345):
+            assert not is_time(value)
 
 
 def test_what_nobody_reads_may_change(agreement):

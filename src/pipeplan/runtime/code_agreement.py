@@ -266,8 +266,8 @@ def _new_leaves(watched: _Watched) -> list[_Leaf]:
     """What has other values than before. Records that were added to a list are logs: left out."""
     leaves, mark = _leaves(watched.variable), watched.mark
     leaves = [leaf for leaf in leaves if leaf.path not in watched.own]
-    if not isinstance(mark, list):
-        return leaves
+    if not isinstance(mark, list):  # it was a number or a text
+        return leaves or ([] if "" in watched.own else [_Leaf("", None)])
     before = _by_path(watched, mark)
     found = [leaf for leaf in leaves if before.get(leaf.path) != _mark_of(leaf)]
     found = [leaf for leaf in found if leaf.path in before or not RECORD.search(leaf.path)]

@@ -10,6 +10,8 @@ HALF_BITS = 31
 """Of a number that holds two: one for values, and one with what ranks may have of their own."""
 MARGIN_S = 60.0
 """How much clocks of hosts differ."""
+LEAST_TIME_S = 1000.0
+"""Below, a number may be a scale or a rate: it counts as one, even if a host began just now."""
 STARTED_S, LAUNCH_S = time.time(), 600.0
 """When this process began, at the latest, and how much earlier other ranks may have begun."""
 
@@ -28,8 +30,8 @@ def is_time(value: Any) -> bool:
     """Whether a number is what a clock of this process has shown, to a fraction of a second."""
     if not isinstance(value, float) or not math.isfinite(value) or round(value, 3) == value:
         return False
-    clocks = (time.time(), time.monotonic(), time.perf_counter(), time.process_time())
     age_s = time.time() - STARTED_S + LAUNCH_S
     return any(
-        now_s > LAUNCH_S and max(0.0, now_s - age_s) < value < now_s + MARGIN_S for now_s in clocks
+        max(LEAST_TIME_S, now_s - age_s) < value < now_s + MARGIN_S
+        for now_s in (time.time(), time.monotonic(), time.perf_counter())
     )
