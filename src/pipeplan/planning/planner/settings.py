@@ -210,9 +210,6 @@ ANY_PLAN, NUM_RANDOM_ORDERS = Step(Sizes.QUARTERS, 1, 1), 16
 MAX_PUBLISHED_LAYERS = 128
 """Layers beyond which only the quickest published plans are tried: most of the published recursions
 take the square of the layers or more."""
-MAX_PUBLISHED_STEPS = 8192
-"""Layers times devices squared beyond which only quick published plans are tried: 128 layers on 8
-devices, 32 on 16. With 50 layers on 16 devices the others took a sixth of the time."""
 MAX_ORDER_UNITS = 512
 """Units of neighbouring devices that planning on orders looks at."""
 EQUAL_DEVICES_BUDGET, MANY_MICROBATCHES = 0.1, 2
@@ -319,9 +316,7 @@ def published_starts(num_devices: int, num_layers: int) -> tuple[str, ...] | Non
     """Which published planners give `best` complete plans to start from; None: all of them."""
     if num_layers > MAX_PUBLISHED_LAYERS:
         return _QUICKEST
-    published = settings_for(num_devices).published
-    is_long = num_layers * num_devices**2 > MAX_PUBLISHED_STEPS
-    return _QUICK if published is None and is_long else published
+    return settings_for(num_devices).published
 
 
 def replica_counts(sizes: Sizes, num_devices: int) -> list[int]:
