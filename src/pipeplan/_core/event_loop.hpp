@@ -71,7 +71,7 @@ class SharedTimes {
   public:
     SharedTimes(const CostsView& costs, Trace& trace)
         : num_lanes_(2 * (costs.num_stages - 1)),
-          rates_(costs.flows->table(), costs.records_rates ? &trace.rate_changes : nullptr) {}
+          rates_(costs.flows->merged(), costs.records_rates ? &trace.rate_changes : nullptr) {}
     void begin(int lane, double now_ms, Ends&) { rates_.begin(lane, now_ms); }
     void begin_all_reduce(int n, double now_ms) { rates_.begin(num_lanes_ + n, now_ms); }
     double next_ms() { return rates_.next_ms(); }

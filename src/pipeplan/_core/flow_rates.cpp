@@ -7,7 +7,8 @@
 namespace pipeplan {
 
 FlowRates::FlowRates(const FlowTable& flows, std::vector<RateChange>* history)
-    : groups_(flows.groups()), transfers_(flows.transfers()), history_(history), rates_(flows),
+    : groups_(flows.groups()), transfers_(flows.transfers()), members_(flows.members()), history_(history),
+      rates_(flows),
       transfer_of_(groups_.size()), progress_(flows.classes().size()),
       end_ms_(progress_.size(), kInfinity), goals_(progress_.size()), new_groups_(progress_.size()),
       num_left_(transfers_.size(), 0), latest_ms_(transfers_.size(), 0.0) {
@@ -46,7 +47,7 @@ int FlowRates::end_first(int index) {
     std::pop_heap(goals.begin(), goals.end(), std::greater<Goal>());
     const int group = goals.back().group;
     goals.pop_back();
-    if (history_) history_->push_back({end_ms_[index], group, 0.0});
+    if (history_) record(end_ms_[index], group, 0.0);
     has_changed_ = true;
     rates_.add(index, -groups_[group].count);
     progress_[index].goal_bytes = goals.empty() ? kInfinity : goals.front().bytes;
@@ -69,6 +70,12 @@ void FlowRates::find_next_end() {
     next_end_ms_ = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
+// A merged group stands for several.
+void FlowRates::record(double ms, int group, double rate) {
+    if (members_.empty()) return history_->push_back({ms, group, rate});
+    for (int member : members_[group]) history_->push_back({ms, member, rate});
+}
+
 void FlowRates::settle(double now_ms) {
     if (!has_changed_) return;
     has_changed_ = false;
@@ -87,7 +94,7 @@ void FlowRates::change_rates(double now_ms) {
         // Nothing is under way: no end, whatever the rate.
         if (its.goal_bytes < kInfinity) find_end(index);
         if (!history_) continue;
-        for (const Goal& goal : goals_[index]) history_->push_back({now_ms, goal.group, its.rate});
+        for (const Goal& goal : goals_[index]) record(now_ms, goal.group, its.rate);
     }
 }
 
@@ -104,7 +111,7 @@ void FlowRates::start_groups(int index, double now_ms) {
         }
         goals.push_back({its.sent_bytes + groups_[group].bytes, group});
         std::push_heap(goals.begin(), goals.end(), std::greater<Goal>());
-        if (history_) history_->push_back({now_ms, group, its.rate});
+        if (history_) record(now_ms, group, its.rate);
     }
     new_groups_[index].clear();
     its.goal_bytes = goals.front().bytes;

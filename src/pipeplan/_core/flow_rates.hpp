@@ -90,9 +90,11 @@ class FlowRates {
     void start_groups(int index, double now_ms);
     void find_end(int index);
     void find_next_end();
+    void record(double ms, int group, double rate);
 
     const std::vector<FlowGroup>& groups_;
     const std::vector<FlowTransfer>& transfers_;
+    const std::vector<std::vector<int>>& members_;
     std::vector<RateChange>* history_;
     MaxMinRates rates_;
     bool has_changed_ = false;       // whether flows have come or gone since rates were given

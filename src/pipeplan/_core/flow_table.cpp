@@ -78,7 +78,7 @@ int FlowTable::class_of(const SharedLinks& links, double limit, int from, int to
         class_of_.emplace(std::make_tuple(limit, from, to), static_cast<int>(classes_.size()));
     if (found.second) {
         const int first_side = static_cast<int>(sides_.size());
-        for (int side : links.sides_between(from, to)) sides_.push_back(side);
+        for (int side : links.sides_between(from, to)) sides_.push_back(side), flows_on_.push_back(1);
         classes_.push_back({limit, first_side, static_cast<int>(sides_.size())});
     }
     return found.first->second;

@@ -55,9 +55,15 @@ class FlowTable {
     const std::vector<FlowGroup>& groups() const { return groups_; }
     const std::vector<FlowClass>& classes() const { return classes_; }
     const std::vector<int>& sides() const { return sides_; }
+    // For each of these how many flows use it where a group counts one: 1, unless groups were merged.
+    const std::vector<int>& flows_on() const { return flows_on_; }
+    // Where groups were merged (flow_symmetry.hpp): those of the first table that each one stands for.
+    const std::vector<std::vector<int>>& members() const { return members_; }
     const std::vector<double>& capacity() const { return capacity_; }
 
   private:
+    friend class FlowMerger;
+    FlowTable() = default;
     // Flows of a transfer with the same latency, bytes and class are a group.
     using GroupOf = std::map<std::tuple<double, double, int>, int>;
     struct Flow {
@@ -73,6 +79,8 @@ class FlowTable {
     std::vector<FlowClass> classes_;
     std::map<std::tuple<double, int, int>, int> class_of_;  // by limit, and the devices' classes
     std::vector<int> sides_;        // of all classes, one after the other
+    std::vector<int> flows_on_;     // [sides of all classes]
+    std::vector<std::vector<int>> members_;  // [groups], or empty
     std::vector<double> capacity_;  // [sides of all shared links]
 };
 

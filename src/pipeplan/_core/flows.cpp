@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "flow_symmetry.hpp"
+
 namespace pipeplan {
 
 PlanFlows::PlanFlows(const Instance& instance, const std::vector<int>& end_layer,
@@ -30,6 +32,7 @@ PlanFlows::PlanFlows(const Instance& instance, const std::vector<int>& end_layer
         table_.add_all_reduce(instance, stages.devices[n],
                               instance.parameter_bytes(first, end_layer[n]));
     }
+    merged_ = merge_alike(table_);
 }
 
 std::vector<double> PlanFlows::longest_ms(bool half_duplex) const {

@@ -1,5 +1,6 @@
 // The flows of a placed plan: two transfers for each channel, one all-reduce for each stage.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "flow_table.hpp"
@@ -22,6 +23,8 @@ class PlanFlows {
     // Channel c sends forward in transfer 2c, backward in 2c + 1. The all-reduce of stage n is
     // transfer 2 * (stages - 1) + n.
     const FlowTable& table() const { return table_; }
+    // The same for a simulation: flows that are equal by symmetry are one.
+    const FlowTable& merged() const { return merged_ ? *merged_ : table_; }
     // For each transfer and all-reduce the time that it can take at most (rule 13): each flow counts
     // with the rate that it has where all flows that could be under way share its links.
     std::vector<double> longest_ms(bool half_duplex) const;
@@ -29,6 +32,7 @@ class PlanFlows {
   private:
     int num_stages_;
     FlowTable table_;
+    std::unique_ptr<const FlowTable> merged_;  // null where nothing is equal
 };
 
 }  // namespace pipeplan

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "flow_symmetry.hpp"
+
 namespace pipeplan {
 namespace {
 
@@ -56,6 +58,7 @@ GroupFlows::GroupFlows(const Instance& instance, const std::vector<int>& end_lay
         const double bytes = instance.parameter_bytes(n ? end_layer[n - 1] : 0, end_layer[n]);
         table_.add_all_reduce(instance, stages.devices[n], bytes / std::max(num_parts[n], 1));
     }
+    merged_ = merge_alike(table_);
 }
 
 }  // namespace pipeplan

@@ -1,6 +1,7 @@
 // The flows of a plan with groups: two transfers for each cut between groups, the rings of parts of
 // all-reduces (docs/formats.md, rules 8-12 and 18).
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "flows.hpp"
@@ -19,10 +20,13 @@ class GroupFlows {
     // Forward over the cut behind stage c is transfer 2c, backward 2c + 1; inside a group they have no
     // flows. A part of the all-reduce of stage n is 2 * (stages - 1) + n.
     const FlowTable& table() const { return table_; }
+    // The same for a simulation: flows that are equal by symmetry are one.
+    const FlowTable& merged() const { return merged_ ? *merged_ : table_; }
 
   private:
     int num_stages_;
     FlowTable table_;
+    std::unique_ptr<const FlowTable> merged_;  // null where nothing is equal
 };
 
 }  // namespace pipeplan

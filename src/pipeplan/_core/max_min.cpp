@@ -31,7 +31,7 @@ std::int64_t all_if_below(double a, double b) { return (bits_of(a) - bits_of(b))
 
 MaxMinRates::MaxMinRates(const FlowTable& flows, std::size_t most_fillings)
     : most_fillings_(most_fillings), kinds_(flows.classes()), sides_of_kinds_(flows.sides()),
-      num_sides_(static_cast<int>(flows.capacity().size())), sides_(num_sides_ + 1),
+      flows_on_(flows.flows_on()), num_sides_(static_cast<int>(flows.capacity().size())), sides_(num_sides_ + 1),
       level_(num_sides_ + 1, kInfinity), users_(sides_of_kinds_.size()),
       place_(sides_of_kinds_.size()), num_flows_(kinds_.size(), 0), rate_(kinds_.size(), 0.0),
       touched_(num_sides_ / 64 + 1, 0), has_moved_(num_sides_, 0), changed_(kinds_.size() + 1), bounds_(kinds_.size()) {
@@ -59,7 +59,7 @@ void MaxMinRates::add(int index, int num_flows) {
             place_[k] = side.num_users++;
             users[place_[k]] = {kind.limit, 0.0, other, index, k};
         }
-        users[place_[k]].num_flows = num_flows_[index];
+        users[place_[k]].num_flows = static_cast<double>(flows_on_[k]) * num_flows_[index];
         if (is_gone) {
             const User last = users[--side.num_users];
             users[place_[k]] = last;

@@ -59,7 +59,7 @@ class MaxMinRates {
 
     const std::size_t most_fillings_;
     const std::vector<FlowClass>& kinds_;
-    const std::vector<int>& sides_of_kinds_;
+    const std::vector<int>&sides_of_kinds_, &flows_on_;
     const int num_sides_;
     std::vector<Side> sides_;
     std::vector<double> level_;           // [sides + 1]; the last one limits nobody

@@ -45,7 +45,7 @@ class GivenGroupTimes {
 class SharedGroupTimes {
   public:
     explicit SharedGroupTimes(const GroupCostsView& costs)
-        : rates_(costs.flows->table(), costs.rate_changes) {}
+        : rates_(costs.flows->merged(), costs.rate_changes) {}
     void begin(int number, double now_ms, Events&) { rates_.begin(number, now_ms); }
     double next_ms() { return rates_.next_ms(); }
     template <class Done>
