@@ -10,7 +10,7 @@ FlowRates::FlowRates(const FlowTable& flows, std::vector<RateChange>* history)
     : groups_(flows.groups()), transfers_(flows.transfers()), members_(flows.members()), history_(history),
       rates_(flows),
       transfer_of_(groups_.size()), progress_(flows.classes().size()),
-      end_ms_(progress_.size(), kInfinity), goals_(progress_.size()), new_groups_(progress_.size()),
+      end_ms_((progress_.size() + kChunk - 1) / kChunk * kChunk, kInfinity), goals_(progress_.size()), new_groups_(progress_.size()),
       num_left_(transfers_.size(), 0), latest_ms_(transfers_.size(), 0.0) {
     for (std::size_t t = 0; t < transfers_.size(); ++t)
         for (int g = transfers_[t].first_group; g < transfers_[t].end_group; ++g)
@@ -61,13 +61,16 @@ inline void FlowRates::find_end(int index) {
 }
 
 void FlowRates::find_next_end() {
-    // In four chains, because each step of one waits for the one before it.
-    double least[4] = {kInfinity, kInfinity, kInfinity, kInfinity};
-    std::size_t k = 0;
-    for (; k + 4 <= end_ms_.size(); k += 4)
-        for (int chain = 0; chain < 4; ++chain) least[chain] = std::min(least[chain], end_ms_[k + chain]);
-    for (; k < end_ms_.size(); ++k) least[0] = std::min(least[0], end_ms_[k]);
-    next_end_ms_ = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+    // In two chains, because each step of one waits for the one before it.
+    Two least[2] = {{kInfinity, kInfinity}, {kInfinity, kInfinity}};
+    for (std::size_t k = 0; k < end_ms_.size(); k += 4) {
+        for (int chain = 0; chain < 2; ++chain) {
+            const Two ends = {end_ms_[k + 2 * chain], end_ms_[k + 2 * chain + 1]};
+            least[chain] = ends < least[chain] ? ends : least[chain];
+        }
+    }
+    const Two both = least[0] < least[1] ? least[0] : least[1];
+    next_end_ms_ = std::min(both[0], both[1]);
 }
 
 // A merged group stands for several.

@@ -39,10 +39,13 @@ class FlowRates {
             if (--num_left_[transfer] == 0) done(transfer, latest_ms_[transfer]);
         };
         if (next_end_ms_ <= last_ms) {
-            for (std::size_t c = 0; c < end_ms_.size(); ++c) {
-                while (end_ms_[c] <= last_ms) {
-                    const double end_ms = end_ms_[c];
-                    take_end(transfer_of_[end_first(static_cast<int>(c))], end_ms);
+            for (std::size_t first = 0; first < end_ms_.size(); first += kChunk) {
+                if (least_of_chunk(first) > last_ms) continue;
+                for (std::size_t c = first; c < first + kChunk; ++c) {
+                    while (end_ms_[c] <= last_ms) {
+                        const double end_ms = end_ms_[c];
+                        take_end(transfer_of_[end_first(static_cast<int>(c))], end_ms);
+                    }
                 }
             }
             find_next_end();
@@ -84,6 +87,13 @@ class FlowRates {
     // lose less.
     static constexpr double kManyTimes = 16.0;
 
+    static constexpr std::size_t kChunk = 8;  // classes that are looked at together
+    double least_of_chunk(std::size_t first) const {
+        double least[4];
+        for (int k = 0; k < 4; ++k) least[k] = std::min(end_ms_[first + k], end_ms_[first + 4 + k]);
+        return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+    }
+
     void start(int first_group, int end_group);
     int end_first(int index);
     void change_rates(double now_ms);
@@ -100,7 +110,7 @@ class FlowRates {
     bool has_changed_ = false;       // whether flows have come or gone since rates were given
     std::vector<int> transfer_of_;   // [groups]
     std::vector<Progress> progress_;            // [classes]
-    std::vector<double> end_ms_;                // [classes], the next end of one of its groups
+    std::vector<double> end_ms_;                // [whole chunks of classes], the next end of a group
     std::vector<std::vector<Goal>> goals_;      // [classes], heaps, the least one first
     std::vector<std::vector<int>> new_groups_;  // [classes], those that have no rate yet
     double next_end_ms_ = kInfinity;

@@ -10,12 +10,17 @@
 // anew, lowest first, and then those to which a changed level makes a difference: all others keep
 // theirs.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "flow_table.hpp"
 
 namespace pipeplan {
+
+// Two numbers at once.
+typedef double Two __attribute__((vector_size(16)));
+typedef std::int64_t TwoBits __attribute__((vector_size(16)));
 
 class MaxMinRates {
   public:
@@ -36,26 +41,41 @@ class MaxMinRates {
     double rate(int index) const { return rate_[index]; }
 
   private:
-    // A class among those of a side. Flows that use two sides, as nearly all do, are limited by the
-    // other one; `other` is the side that limits nobody where there is none, and kMany for several.
-    struct User {
-        double limit, num_flows;
-        int other, index;
-        int slot;  // in sides_of_kinds_
-    };
-    static constexpr int kMany = -1;
+    // A side has its users one after the other in `users_`, and behind them, up to a multiple of
+    // kChunk, users without flows: loops go over whole chunks.
     struct Side {
         double capacity = 0.0;
-        int first_user = 0, num_users = 0;  // classes that have flows
+        int first_user = 0;
+        int num_users = 0;  // classes that have flows
+        int num_many = 0;   // of these, with more than two sides
+        int end_chunk() const { return first_user + (num_users + kChunk - 1) / kChunk * kChunk; }
     };
+    // The classes among those of all sides. Flows that use two sides, as nearly all do, are limited by
+    // the other one; `other` is the side that limits nobody where there is none, or where there are several.
+    struct Users {
+        std::vector<double> limit, num_flows;
+        std::vector<int> other, index;
+        std::vector<int> slot;  // in sides_of_kinds_
+    };
+    static constexpr int kChunk = 4;
 
-    double bound(const User& user, int side) const;
+    void set_user(int place, int slot, int index);
+    void copy_user(int from, int to);
+    void clear_user(int place);
+    bool has_many(int index) const { return kinds_[index].end_side - kinds_[index].first_side > 2; }
+    double bound(int user) const { return std::min(users_.limit[user], level_[users_.other[user]]); }
+    double bound_of_many(int user, int side) const;
     double level_of(int side);
+    template <class Bound>
+    double level_with(int side, Bound&& bound);
+    double level_from(int side, double level, double num_open);
     void touch(int side) { touched_[side / 64] |= std::uint64_t{1} << side % 64; }
-    void fill_again(int side, double level);
+    template <class Sides>
+    void fill(Sides touched);
+    template <class Sides>
+    void fill_again(int side, double level, Sides& touched);
     void fill_all();
-    int take_lowest();
-    void look_at(int index, double rate);
+    int look_at(int index, double rate, int num_changed);
 
     const std::size_t most_fillings_;
     const std::vector<FlowClass>& kinds_;
@@ -63,7 +83,8 @@ class MaxMinRates {
     const int num_sides_;
     std::vector<Side> sides_;
     std::vector<double> level_;           // [sides + 1]; the last one limits nobody
-    std::vector<User> users_;             // of all sides, with room for all classes that use them
+    std::vector<double> room_;            // [sides + 1], capacity that is left where nobody is limited
+    Users users_;                         // with room for all classes that use a side
     std::vector<int> place_;              // [sides of kinds], where the class stands in users_
     std::vector<int> num_flows_;          // [classes]
     std::vector<double> rate_;            // [classes]
@@ -71,8 +92,7 @@ class MaxMinRates {
     std::vector<char> has_moved_;         // [sides]
     std::vector<int> moved_;              // sides
     std::vector<int> counted_, changed_;  // classes
-    int num_changed_ = 0;
-    std::vector<double> bounds_;          // of one side's users
+    std::vector<Two> bounds_;             // of one side's users
 };
 
 }  // namespace pipeplan
