@@ -2,7 +2,7 @@
 
 import random
 
-from pipeplan.cluster import Cluster, Device, Duplex
+from pipeplan.cluster import Cluster, Device, Duplex, HostGroup, expand_hosts
 from pipeplan.cost import CostModel
 from pipeplan.pipeline import Plan, Schedule, Stage
 from pipeplan.profile import LayerProfile, ModelProfile
@@ -97,10 +97,69 @@ def random_stages(rng: random.Random, model: ModelProfile, cluster: Cluster) -> 
     return tuple(stages)
 
 
+def equal_hosts(rng: random.Random) -> Cluster:
+    """Hosts that are alike, maybe in racks that are alike; sometimes one of them is not."""
+    num_hosts, on_host = rng.choice([2, 3, 4, 4, 6]), rng.choice([2, 3, 4])
+    uplinks: float | dict[str, float] = rng.choice([0.5, 1.0, 2.0])
+    if rng.random() < 0.2:
+        uplinks = {f"h{h}": rng.choice([1.0, 1.0, 3.0]) for h in range(rng.randint(1, num_hosts))}
+    size = rng.choice([1, num_hosts // 2])
+    racks = [
+        SharedLink(
+            name=f"rack{first}",
+            members=tuple(f"h{h}" for h in range(first, min(first + size, num_hosts))),
+            gb_per_s=rng.choice([0.7, 1.5]) if first else 1.5,
+            in_gb_per_s=1.0,
+        )
+        for first in range(0, num_hosts, size)
+    ]
+    return expand_hosts(
+        "equal hosts",
+        [HostGroup(count=num_hosts, devices=on_host, bandwidth_gb_per_s=rng.choice([5.0, 20.0]))],
+        between_hosts_gb_per_s=rng.choice([0.5, 1.0, 2.0]),
+        latency_us=rng.choice([0.0, 10.0]),
+        duplex=rng.choice(list(Duplex)),
+        uplink_gb_per_s=uplinks,
+        shared=tuple(racks) if rng.random() < 0.4 else (),
+    )
+
+
+def even_stages(rng: random.Random, model: ModelProfile, cluster: Cluster) -> tuple[Stage, ...]:
+    """Stages over many hosts, most of them evenly."""
+    hosts: dict[str, list[int]] = {}
+    for device, each in enumerate(cluster.devices):
+        hosts.setdefault(each.host, []).append(device)
+    num_stages = rng.randint(1, min(len(model.layers), len(hosts["h0"])))
+    cuts = [0, *sorted(rng.sample(range(1, len(model.layers)), num_stages - 1)), len(model.layers)]
+    stages = []
+    for n in range(num_stages):
+        devices = [of_host[n] for of_host in hosts.values()]
+        if rng.random() < 0.2:
+            devices = rng.sample(devices, rng.randint(1, len(devices)))
+        stages.append(Stage(layers=range(cuts[n], cuts[n + 1]), devices=tuple(devices)))
+    return tuple(stages)
+
+
+def symmetric_plan(seed: int) -> Plan:
+    """A plan with many flows that are alike, or nearly."""
+    rng = random.Random(seed)
+    cluster, model = equal_hosts(rng), random_model(rng)
+    return _plan_of(rng, model, cluster, even_stages(rng, model, cluster))
+
+
 def random_plan(seed: int, preference: Preference | None = None) -> Plan:
     rng = random.Random(seed)
     cluster, model = random_cluster(rng), random_model(rng)
-    stages = random_stages(rng, model, cluster)
+    return _plan_of(rng, model, cluster, random_stages(rng, model, cluster), preference)
+
+
+def _plan_of(
+    rng: random.Random,
+    model: ModelProfile,
+    cluster: Cluster,
+    stages: tuple[Stage, ...],
+    preference: Preference | None = None,
+) -> Plan:
     microbatches = rng.randint(1, 12)
     costs = CostModel(model, cluster).pipeline_costs(stages)
     caps = [rng.randint(1, microbatches) for _ in stages]

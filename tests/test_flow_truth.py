@@ -8,22 +8,26 @@ import pytest
 
 import naive_flows
 from pipeplan import _core
+from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.cost import CostModel
-from pipeplan.pipeline import Plan
+from pipeplan.pipeline import Plan, Stage
 from pipeplan.plain_flows import longest_times, replay_flows
+from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_plan, timeline_of
-from shared_plans import random_plan
+from shared_plans import random_plan, symmetric_plan
 
 COUNTS = [pytest.param(250, id="some"), pytest.param(6000, id="many", marks=pytest.mark.full)]
 ALIKE = {"rel": 1e-9, "abs": 1e-9}
+PLANS = [pytest.param(random_plan, id="any"), pytest.param(symmetric_plan, id="symmetric")]
 
 
+@pytest.mark.parametrize("make_plan", PLANS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_three_replays_agree(count):
+def test_three_replays_agree(count, make_plan):
     """The simulator, the checker's replay, and one that shares no code with either."""
     for seed in range(count):
-        plan = random_plan(seed)
+        plan = make_plan(seed)
         costs, run = run_plan(plan)
         ends = timeline_of(costs, run).block_end_ms_SM2.tolist()
         naive = naive_flows.NaiveReplay(plan).run()
@@ -59,12 +63,13 @@ def require_fair(flows, capacity) -> None:
         )
 
 
+@pytest.mark.parametrize("make_plan", PLANS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_every_sharing_is_fair(count):
+def test_every_sharing_is_fair(count, make_plan):
     """In the naive replay, and in what the simulator records of itself."""
     sharings = 0
     for seed in range(count // 2):
-        plan = random_plan(seed)
+        plan = make_plan(seed)
         judge = FairJudge()
         naive_flows.NaiveReplay(plan, judge).run()
         sharings += judge.seen
@@ -127,6 +132,35 @@ def test_guarantee_of_pe_and_least_times_hold(count):
             assert transfer.end_ms - transfer.start_ms >= at_least * (1 - 1e-9) - 1e-9, seed
         reduced_ms = timeline.all_reduce_end_ms_S - timeline.all_reduce_start_ms_S
         assert (reduced_ms >= costs.all_reduce_ms_S * (1 - 1e-9) - 1e-9).all(), seed
+
+
+def test_flows_that_are_alike_are_simulated_as_one():
+    """One group for each transfer and each ring, however many hosts a stage has."""
+    hosts = [HostGroup(count=4, devices=3, bandwidth_gb_per_s=10)]
+    cluster = expand_hosts("equal", hosts, between_hosts_gb_per_s=1, uplink_gb_per_s=1)
+    layers = tuple(
+        LayerProfile(
+            name=str(n), forward_ms=1, backward_ms=1, output_bytes=1e6 + n, parameter_bytes=1e6
+        )
+        for n in range(3)
+    )
+    model = ModelProfile(name="three", microbatch_size=4, layers=layers)
+    stages = [Stage(layers=range(n, n + 1), devices=(n, 3 + n, 6 + n, 9 + n)) for n in range(3)]
+    flows = CostModel(model, cluster).pipeline_costs(stages).flows
+    assert (len(flows.groups()), flows.num_simulated()) == (4 * 12 + 3 * 4, 4 + 3)
+    one_is_faster = replace(cluster, uplink_gb_per_s={"h0": 2.0, "h1": 1.0, "h2": 1.0, "h3": 1.0})
+    flows = CostModel(model, one_is_faster).pipeline_costs(stages).flows
+    # The rings go from h0 over h1 and h2 to h3. What is left is to read everything backwards, with h1 and
+    # h3 exchanged: only h1 to h3 and h3 to h1 stay as they are.
+    assert flows.num_simulated() == 4 * (2 + 5) + 3 * 2
+
+
+def test_most_symmetric_plans_have_flows_that_are_alike():
+    flows = [
+        CostModel(plan.model, plan.cluster).pipeline_costs(plan.stages).flows
+        for plan in map(symmetric_plan, range(100))
+    ]
+    assert sum(each.num_simulated() < len(each.groups()) for each in flows) > 50
 
 
 def test_links_that_never_bind_change_nothing():

@@ -61,6 +61,8 @@ class PlanFlows:
 
         Side 2l is what the members of shared link l send, 2l + 1 what they receive.
         """
+    def num_simulated(self) -> int:
+        """How many of these groups are left where those that are equal by symmetry are one."""
     def longest_ms(self, half_duplex: bool) -> list[float]:
         """The most that each can take: 2c and 2c + 1 of channel c, then the stages' rings."""
 

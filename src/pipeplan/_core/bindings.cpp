@@ -396,6 +396,7 @@ void bind_classes(nb::module_& m) {
         .def("__init__", &construct_flows, nb::kw_only(), "instance"_a, "end_layer"_a, "devices"_a,
              "shares"_a)
         .def("groups", [](const PlanFlows& flows) { return flows_to_python(flows.table()); })
+        .def("num_simulated", [](const PlanFlows& flows) { return flows.merged().groups().size(); })
         .def("longest_ms", &PlanFlows::longest_ms, "half_duplex"_a);
 
     nb::class_<PlanLimits>(m, "PlanLimits")

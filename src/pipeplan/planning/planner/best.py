@@ -296,8 +296,7 @@ class _Search:
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
-            settings.NUM_SHARED_CANDIDATES if self.cost.contention else settings.NUM_SET_CANDIDATES,
-            settings.MAX_PROOF_STEPS,
+            *settings.set_proof(shares_links=self.cost.contention is not None),
             self.problem.num_threads,
             self.problem.deadline,
         )

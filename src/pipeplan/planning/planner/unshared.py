@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 
+from pipeplan.planning.planner.settings import is_proved_quickly
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 
 __all__ = ["half_time", "plan_knowing_links"]
@@ -35,7 +36,7 @@ def plan_knowing_links(
             problem,
             cost=problem.cost.without_shared_links(),
             deadline=half_time(problem.deadline),
-            needs_bound=False,  # the proof with links goes first, and knows as much
+            needs_bound=problem.needs_bound and is_proved_quickly(problem.cluster.num_devices),
         )
         try:
             return plan_from(unshared, starts(unshared), None)
