@@ -150,8 +150,8 @@ def test_flows_that_are_alike_are_simulated_as_one():
     assert (len(flows.groups()), flows.num_simulated()) == (4 * 12 + 3 * 4, 4 + 3)
     one_is_faster = replace(cluster, uplink_gb_per_s={"h0": 2.0, "h1": 1.0, "h2": 1.0, "h3": 1.0})
     flows = CostModel(model, one_is_faster).pipeline_costs(stages).flows
-    # The rings go from h0 over h1 and h2 to h3. What is left is to read everything backwards, with h1 and
-    # h3 exchanged: only h1 to h3 and h3 to h1 stay as they are.
+    # The rings go from h0 over h1 and h2 to h3. What is left is to read everything backwards, with
+    # h1 and h3 exchanged: only h1 to h3 and h3 to h1 stay as they are.
     assert flows.num_simulated() == 4 * (2 + 5) + 3 * 2
 
 
