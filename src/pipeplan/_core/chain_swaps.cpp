@@ -5,6 +5,11 @@
 // two blocks of the path that follow each other on a group, and exchanges them, or moves one of them
 // further. Groups run their blocks in the given order, each as soon as it can.
 //
+// Where memory is tight, a microbatch that enters too early takes the room of one that is ahead of it,
+// on all groups at once, and no exchange on one group mends that. So some steps shift a microbatch, or
+// all from one on: a block starts so much later, and all behind it on its way are as late as that makes
+// them; or a block starts earlier, and all before it. Groups then run their blocks by these starts.
+//
 // What a group holds depends on its own order alone, so a step that needs more than its room is seen
 // before it is run. A step that deadlocks is seen by the run, and undone.
 //
@@ -20,6 +25,8 @@ namespace {
 constexpr double kHotSwaps = 0.2, kColdSwaps = 0.02;    // of a block's mean length
 constexpr double kManySteps = 10.0, kMostHeat = 5.0;   // for each block; with more it may be hotter
 constexpr int kFurthest = 8;                           // places that a block moves at once
+constexpr int kShiftEvery = 3;                         // one in so many steps shifts a microbatch's way,
+constexpr double kFarthestShift = 32.0;                // by so many blocks at most
 constexpr int kMostRepairs = 3;                        // other blocks that make room for it
 
 }  // namespace
@@ -195,12 +202,12 @@ void ChainSwaps::follow_back(Random& random) {
 }
 
 // Exchanges two blocks of the path, or moves one of them further; false if nothing comes of it.
-bool ChainSwaps::change(Random& random) {
+bool ChainSwaps::move_one(Random& random) {
     if (critical_.empty()) return false;
     const Place place = critical_[random.below(static_cast<int>(critical_.size()))];
     std::vector<Token>& sequence = sequence_[place.group];
-    changed_ = place.group;
-    kept_ = sequence;
+    changed_.push_back(place.group);
+    kept_[place.group] = sequence;
     const int way = random.below(4);
     if (way < 2) {
         if (sequence[place.index] == sequence[place.index - 1]) return false;
@@ -213,9 +220,100 @@ bool ChainSwaps::change(Random& random) {
         const int to = std::min(static_cast<int>(sequence.size()) - 1, from + 2 + random.below(kFurthest));
         std::rotate(sequence.begin() + from, sequence.begin() + from + 1, sequence.begin() + to + 1);
     }
-    if (make_room(place.group)) return true;
-    sequence.swap(kept_);
+    return make_room(place.group) && sequence != kept_[place.group];
+}
+
+// Wants the block to start then, and all that it makes late on the way of its microbatch later, too.
+void ChainSwaps::push_later(int block, double start_ms) {
+    const int M = chain_.num_microbatches;
+    while (block >= 0 && wanted_ms_[block] < start_ms) {
+        const Token token = block / M;
+        const int p = token / kNumChainKinds, m = block % M;
+        wanted_ms_[block] = start_ms;
+        is_shifted_[chain_.group[p]] = 1;
+        const double end_ms = start_ms + length(token);
+        if (token % kNumChainKinds == kChainBackward && chain_.is_split[p]) {
+            double& weight = wanted_ms_[chain_block(chain_, p, kChainWeight, m)];
+            weight = std::max(weight, end_ms);
+        }
+        const Result result = result_of(token, m);
+        start_ms = end_ms + (result.channel < 0 ? 0.0 : result.ms);
+        block = result.receiver;
+    }
+}
+
+// Wants the block to start then, and all that it waits for on the way of its microbatch early enough.
+void ChainSwaps::pull_earlier(int block, double start_ms) {
+    const int M = chain_.num_microbatches;
+    while (block >= 0 && wanted_ms_[block] > start_ms) {
+        const Token token = block / M;
+        const int p = token / kNumChainKinds, m = block % M, kind = token % kNumChainKinds;
+        wanted_ms_[block] = start_ms;
+        is_shifted_[chain_.group[p]] = 1;
+        if (kind == kChainForward) {
+            if (p == 0) return;
+            block = chain_block(chain_, p - 1, kChainForward, m);
+            if (channel_there_[p - 1] >= 0) start_ms -= chain_.there_ms[p - 1];
+        } else if (kind == kChainWeight) {
+            block = chain_block(chain_, p, kChainBackward, m);
+        } else if (p + 1 == chain_.num_stages) {
+            block = chain_block(chain_, p, kChainForward, m);
+        } else {
+            block = chain_block(chain_, p + 1, kChainBackward, m);
+            if (channel_back_[p] >= 0) start_ms -= chain_.back_ms[p];
+        }
+        start_ms -= length(block / M);
+    }
+}
+
+// Sorts the groups that a shift touched by the starts that it wants; false if nothing comes of it.
+bool ChainSwaps::sort_groups() {
+    const int M = chain_.num_microbatches;
+    std::fill(count_.begin(), count_.end(), 0);
+    bool is_new = false;
+    for (int g = 0; g < chain_.num_groups; ++g) {
+        if (!is_shifted_[g]) continue;
+        sorted_.clear();
+        for (const Token token : sequence_[g]) sorted_.emplace_back(wanted_ms_[token * M + count_[token]++], token);
+        std::stable_sort(sorted_.begin(), sorted_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+        changed_.push_back(g);
+        kept_[g].swap(sequence_[g]);
+        sequence_[g].clear();
+        for (const auto& [ms, token] : sorted_) sequence_[g].push_back(token);
+        if (!make_room(g)) return false;
+        is_new |= sequence_[g] != kept_[g];
+    }
+    return is_new;
+}
+
+// Shifts blocks of one microbatch, or of all from one on, through all groups.
+bool ChainSwaps::shift_way(Random& random) {
+    const int M = chain_.num_microbatches;
+    const int block = order_now_[random.below(static_cast<int>(order_now_.size()))];
+    const double by_ms = length_ms_ * std::pow(kFarthestShift, random.unit());
+    wanted_ms_ = now_ms_;
+    is_shifted_.assign(chain_.num_groups, 0);
+    const int way = random.below(3);
+    if (way == 0) {
+        push_later(block, now_ms_[block] + by_ms);
+    } else if (way == 1) {
+        pull_earlier(block, now_ms_[block] - by_ms);
+    } else {
+        for (int m = block % M, b = block; m < M; ++m, ++b) push_later(b, now_ms_[b] + by_ms);
+    }
+    return sort_groups();
+}
+
+// Makes a step; false if nothing comes of it.
+bool ChainSwaps::change(Random& random) {
+    changed_.clear();
+    if (random.below(kShiftEvery) == 0 ? shift_way(random) : move_one(random)) return true;
+    undo();
     return false;
+}
+
+void ChainSwaps::undo() {
+    for (const int g : changed_) sequence_[g].swap(kept_[g]);
 }
 
 double ChainSwaps::time_of(const std::vector<int>& order, double limit_ms) {
@@ -229,13 +327,16 @@ double ChainSwaps::time_of(const std::vector<int>& order, double limit_ms) {
 
 double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enough_ms, Random& random,
                            Control& control) {
-    double current = time_of(order), best = current, length_ms = 0.0;
+    double current = time_of(order), best = current;
+    length_ms_ = 0.0;
     for (const int block : order)
-        length_ms += length(block / chain_.num_microbatches) / static_cast<double>(order.size());
-    order = order_;
+        length_ms_ += length(block / chain_.num_microbatches) / static_cast<double>(order.size());
+    order = order_now_ = order_;
+    now_ms_ = start_ms_;
+    kept_.resize(chain_.num_groups);
     follow_back(random);
     const double steps_per_block = static_cast<double>(num_steps) / static_cast<double>(order.size());
-    const double hottest_ms = length_ms * kHotSwaps * std::clamp(steps_per_block / kManySteps, 1.0, kMostHeat);
+    const double hottest_ms = length_ms_ * kHotSwaps * std::clamp(steps_per_block / kManySteps, 1.0, kMostHeat);
     for (long step = 0; step < num_steps && best > enough_ms * (1 + 1e-12); ++step) {
         if (step % 64 == 0) {
             control.check_without_deadline();
@@ -246,10 +347,11 @@ double ChainSwaps::improve(std::vector<int>& order, long num_steps, double enoug
         const double accept_ms = current - heat * std::log(random.unit());
         const double ms = run(accept_ms);
         if (ms > accept_ms) {
-            sequence_[changed_].swap(kept_);
+            undo();
             continue;
         }
         current = ms;
+        now_ms_ = start_ms_, order_now_ = order_;
         if (ms < best) best = ms, order = order_;
         follow_back(random);
     }

@@ -1,5 +1,6 @@
 // Improving the orders of a chain's groups, block by block.
 #pragma once
+#include <utility>
 #include <vector>
 
 #include "chain.hpp"
@@ -43,6 +44,12 @@ class ChainSwaps {
     double finish();
     void follow_back(Random& random);
     bool change(Random& random);
+    bool move_one(Random& random);
+    bool shift_way(Random& random);
+    void push_later(int block, double start_ms);
+    void pull_earlier(int block, double start_ms);
+    bool sort_groups();
+    void undo();
 
     const Chain& chain_;
     std::vector<int> channel_there_, channel_back_;  // [P], -1 inside a group
@@ -66,12 +73,16 @@ class ChainSwaps {
     std::vector<double> end_ms_;      // [P], of the stage's last block
     std::vector<int> last_of_stage_;  // [P]
     ChainRings rings_;
-    std::vector<int> order_, waiting_;
+    std::vector<int> order_, order_now_, waiting_;
     int last_block_ = -1;             // the iteration ends with it, or with its all-reduce
 
     std::vector<Place> critical_;  // blocks of the longest path that wait for the one before them
-    int changed_ = -1;
-    std::vector<Token> kept_;      // the sequence of that group before the change
+    std::vector<int> changed_;             // groups
+    std::vector<std::vector<Token>> kept_;  // [G], the sequences of these groups before the change
+    double length_ms_ = 0.0;       // of a block, in the mean
+    std::vector<double> now_ms_, wanted_ms_;  // [blocks], starts of the current order; where a shift wants them
+    std::vector<char> is_shifted_;  // [G]
+    std::vector<std::pair<double, Token>> sorted_;
 };
 
 }  // namespace pipeplan
