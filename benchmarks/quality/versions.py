@@ -1,11 +1,12 @@
 """Plans of two versions of pipeplan on the same irregular clusters of 12 to 64 devices.
 
     python benchmarks/quality/versions.py make FOLDER
+    python benchmarks/quality/versions.py make FOLDER --draw 7
     python benchmarks/quality/versions.py plan FOLDER now.jsonl --names 'L-*,S-*'
     python benchmarks/quality/versions.py plan FOLDER long.jsonl --effort 8 --seed 1
     python benchmarks/quality/versions.py table FOLDER now.jsonl before.jsonl long.jsonl
 
-`make` writes models and clusters once. `plan` plans them with the version that is installed where
+`make` writes models and clusters once; with another `--draw` they are others. `plan` plans them with the version that is installed where
 it runs, a line for each; it knows the library call of older versions, too. `table` compares the
 files: how far plans are above the best of all files, the certified gap, and the processor time.
 Samples may be split and memory does not count, because older versions know neither.
@@ -92,7 +93,7 @@ def make_instance(size: int, kind: str, k: int, rng: random.Random) -> pp.Cluste
     )
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, draw: int) -> None:
     """Write all models and clusters, and list.json."""
     folder.mkdir(parents=True, exist_ok=True)
     models = [pp.zoo.model(name) for name in pp.zoo.MODEL_NAMES]
@@ -109,7 +110,7 @@ def make(folder: Path) -> None:
     for sizes, kinds, prefix in groups:
         for kind in kinds:
             for k in range(NUM_EACH):
-                rng = random.Random(f"{prefix}{kind} {k}")
+                rng = random.Random(f"{prefix}{kind} {k}" + (f" {draw}" if draw else ""))
                 size = sizes[k % len(sizes)]
                 cluster = make_instance(size, kind, k, rng)
                 name = f"{'L' if size == 64 else 'S'}-{kind}-{k}"
@@ -187,9 +188,10 @@ def main() -> None:
     parser.add_argument("--names", default="*")
     parser.add_argument("--effort", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draw", type=int, default=0)
     given = parser.parse_args()
     if given.step == "make":
-        make(given.folder)
+        make(given.folder, given.draw)
     elif given.step == "plan":
         plan(given.folder, given.files[0], given.names, given.effort, given.seed)
     else:

@@ -26,7 +26,9 @@ class ChainRings {
         });
         end_ms_ = 0.0, cause_ = -1;
         for (const Part& part : parts_) {
-            if (part.ready_ms >= end_ms_) end_ms_ = part.ready_ms, cause_ = part.stage;
+            // Where a part is ready before the start, it begins with it.
+            if (cause_ < 0 || part.ready_ms >= end_ms_)
+                end_ms_ = std::max(0.0, part.ready_ms), cause_ = part.stage;
             end_ms_ += part.ms;
         }
     }

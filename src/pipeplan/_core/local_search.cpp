@@ -25,6 +25,7 @@
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
 #include "random.hpp"
+#include "search_balance.hpp"
 #include "search_moves.hpp"
 #include "search_plan.hpp"
 
@@ -42,7 +43,10 @@ constexpr long kMovesBetweenChecks = 16;
 // On 256 devices the budget is too small for them: plans were 4 % slower with than without.
 constexpr int kMostDevicesForLargeMoves = 64;
 constexpr double kUnitsPerBlock = 70.0, kUnitsPerPair = 1.5;
-constexpr double kUnitsPerMove = 180.0, kUnitsPerStage = 30.0;
+constexpr double kUnitsPerMove = 180.0, kUnitsPerStage = 30.0, kUnitsPerBalance = 150.0;
+// One in so many moves starts a trip of so many small moves; how much slower a plan may be at first.
+constexpr int kOneInTrips = 100, kTripMoves = 50;
+constexpr double kTrip = 1.1;
 constexpr double kRounding = 1 + 1e-9;  // sums in another order differ by less
 
 class Search {
@@ -52,7 +56,7 @@ class Search {
         : in_(in), control_(control), random_(seed), budget_(budget), hottest_(hottest),
           target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves),
-          costs_(in), card_load_(in), moves_(in, random_, makes_large_moves_) {}
+          costs_(in), card_load_(in), moves_(in, random_, makes_large_moves_), cuts_(in) {}
 
     SearchResult run(const PlacedPlan& start) {
         best_ = {kInfinity, 0, start};
@@ -65,6 +69,12 @@ class Search {
     }
 
   private:
+    struct Judgement {
+        double ms;         // simulated, or the bound times the looseness
+        double looseness;  // time by bound, where it was simulated last
+        int age;           // accepted moves since then
+    };
+
     void anneal(const PlacedPlan& start) {
         current_ = from_placed(start);
         next_ = current_;
@@ -74,55 +84,103 @@ class Search {
         way_ = {{0.0, 0.0}};
         const double bound = evaluate(kInfinity);
         if (bound == kInfinity) return;
-        Judgement judged = judge(next_, bound, {kInfinity, 1.0, 0});
+        judged_ = judge(next_, bound, {kInfinity, 1.0, 0});
         accept();
         champion_ = current_;
         crowding_ = crowding_of(current_, bound);
-        Judgement champions = judged;
+        champions_ = judged_;
         double heat = hottest_;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
                 if (control_.check_for_deadline()) break;
-                if (champions.age > 0 && champions.ms < beat_ms() && may_simulate())
-                    champions = simulated(champion_, champions.ms / champions.looseness);
+                if (champions_.age > 0 && champions_.ms < beat_ms() && may_simulate())
+                    champions_ = simulated(champion_, champions_.ms / champions_.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
             }
-            spent_ += kUnitsPerMove;
-            changes_.reset(next_);
-            const bool is_possible = moves_.make(next_, changes_);
-            // No harm where the second one is impossible.
-            if (is_possible && makes_large_moves_ && random_.below(4) == 0)
-                moves_.make(next_, changes_);
-            spent_ += kUnitsPerPair * changes_.num_pairs;
-            const double unit = random_.unit();
-            if (!is_possible) {
-                restore(next_, current_);
-                continue;
-            }
-            const double accept_ms = judged.ms * (1 + crowding_) * (1.0 - heat * std::log(unit));
-            const double most_ms = accept_ms / judged.looseness;
-            const double bound = evaluate(most_ms);
-            if (bound > most_ms) {
-                restore(next_, current_);
-                continue;
-            }
-            const double crowding = crowding_of(next_, bound), estimate_ms = bound * judged.looseness;
-            if (estimate_ms * (1 + crowding) > accept_ms && estimate_ms >= beat_ms()) {
-                restore(next_, current_);
-                continue;
-            }
-            const Judgement found = judge(next_, bound, judged);
-            if (found.ms * (1 + crowding) > accept_ms && found.ms >= champions.ms) {
-                restore(next_, current_);
-                continue;
-            }
-            accept();
-            crowding_ = crowding;
-            judged = found;
-            if (judged.ms < champions.ms) champion_ = current_, champions = judged;
+            const bool leaves = makes_large_moves_ && !trip_.num_left && random_.below(kOneInTrips) == 0;
+            if (leaves) start_trip(heat);
+            try_move(leaves ? judged_.ms * (1 + crowding_) * kTrip : accepted_ms(heat), leaves);
+            if (trip_.num_left && !leaves) end_trip_if_done();
         }
-        if (champions.age > 0 && !control_.is_late())
+        if (champions_.age > 0 && !control_.is_late())
             try_all_rules(champion_, simulate(champion_, 0));
+    }
+
+    // How slow a plan may be to take the place of the current one.
+    double accepted_ms(double heat) {
+        return judged_.ms * (1 + crowding_) * (1.0 - heat * std::log(random_.unit()));
+    }
+
+    // Makes a move, and keeps the plan if its time is below `accept_ms`.
+    void try_move(double accept_ms, bool leaves) {
+        spent_ += kUnitsPerMove;
+        changes_.reset(next_);
+        bool is_possible = false;
+        if (leaves) is_possible = moves_.make_large(next_, changes_);
+        else if (trip_.num_left) is_possible = moves_.make_small(next_, changes_);
+        else is_possible = moves_.make(next_, changes_);
+        // No harm where the second one is impossible.
+        if (is_possible && !trip_.num_left && makes_large_moves_ && random_.below(4) == 0)
+            moves_.make(next_, changes_);
+        spent_ += kUnitsPerPair * changes_.num_pairs;
+        if (leaves && is_possible) is_possible = balance(accept_ms);
+        if (!is_possible || !is_taken(accept_ms)) {
+            restore(next_, current_);
+            if (leaves) trip_.num_left = 0;
+        }
+    }
+    bool is_taken(double accept_ms) {
+        const double most_ms = accept_ms / judged_.looseness, bound = evaluate(most_ms);
+        if (bound > most_ms) return false;
+        const double crowding = crowding_of(next_, bound), estimate_ms = bound * judged_.looseness;
+        if (estimate_ms * (1 + crowding) > accept_ms && estimate_ms >= beat_ms()) return false;
+        const Judgement found = judge(next_, bound, judged_);
+        if (found.ms * (1 + crowding) > accept_ms && found.ms >= champions_.ms) return false;
+        accept();
+        crowding_ = crowding;
+        judged_ = found;
+        if (judged_.ms < champions_.ms) champion_ = current_, champions_ = judged_;
+        return true;
+    }
+
+    // ------------------------------------------------------------ trips
+
+    // A trip: a large move that makes the plan slower, and some small ones that may mend it.
+    struct Trip {
+        int num_left = 0;  // moves until its end
+        double accept_ms = 0.0;
+        SearchPlan plan;  // from which it set out
+        Judgement judged{};
+    };
+    void start_trip(double heat) {
+        trip_.num_left = kTripMoves;
+        trip_.accept_ms = accepted_ms(heat);
+        trip_.plan = current_;
+        trip_.judged = judged_;
+    }
+    // Puts the cuts of the next plan where they suit its devices.
+    bool balance(double most_ms) {
+        if (evaluate(kInfinity) == kInfinity) return false;
+        const std::vector<int>& cuts = cuts_.find(next_, most_ms / judged_.looseness);
+        spent_ += kUnitsPerBalance * static_cast<double>(next_.size());
+        if (cuts.empty()) return next_.size() == 1;
+        moves_.cut_all_at(next_, changes_, cuts);
+        return true;
+    }
+    // A trip ends where the plan is good enough to stay, or goes back after its last move.
+    void end_trip_if_done() {
+        if (judged_.ms * (1 + crowding_) <= trip_.accept_ms) trip_.num_left = 0;
+        else if (--trip_.num_left == 0) go_back();
+    }
+    void go_back() {
+        next_ = trip_.plan;
+        changes_.reset(next_);
+        changes_.is_resized = true;
+        changes_.num_front = changes_.num_back = 0;
+        const double bound = evaluate(kInfinity);
+        accept();
+        crowding_ = crowding_of(current_, bound);
+        judged_ = trip_.judged;
     }
 
     // What a microbatch takes before a stage: its way there, and there and back.
@@ -165,7 +223,10 @@ class Search {
             const double waits_ms = way_[n + 1].both - way_[n].both + suffix(n + 1).last_backward;
             if (waits_ms * kRounding < suffix(n).last_backward) break;
         }
-        moves_.start_from(current_, reduced_last, n);
+        allowed_ms_.resize(S);
+        for (int k = 0; k < S; ++k)
+            allowed_ms_[k] = suffix(0).last_reduce - way_[k].there - suffix(k).last_backward;
+        moves_.start_from(current_, reduced_last, n, allowed_ms_);
     }
 
     // The number of stages, and the devices that have to serve the first and the last one.
@@ -274,12 +335,6 @@ class Search {
         return kCrowding * sum / S;
     }
 
-    struct Judgement {
-        double ms;         // simulated, or the bound times the looseness
-        double looseness;  // time by bound, where it was simulated last
-        int age;           // accepted moves since then
-    };
-
     // The time of a plan. What cannot beat the best time is only estimated: by its bound, and by
     // how much longer than its bound the plan that it came from takes.
     Judgement judge(const SearchPlan& plan, double bound, const Judgement& last) {
@@ -351,11 +406,15 @@ class Search {
     CardLoad card_load_;
     Moves moves_;
     SearchPlan current_, next_, champion_;
+    Judgement judged_{}, champions_{};  // of the current plan, and of the best one
+    Trip trip_;
+    BalancedCuts cuts_;
     Changes changes_;
     // [stages], the last one first; of the current and of the next plan
     std::vector<Suffix> suffix_, new_suffix_;
     // [stages + 1], of the current plan; of the next one [touched stages], without unknown channels
     std::vector<Way> way_, new_way_;
+    std::vector<double> allowed_ms_;  // [stages]
     double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0;
     bool has_estimates_ = false;
     std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;

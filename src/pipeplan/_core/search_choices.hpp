@@ -14,6 +14,7 @@
 #include "random.hpp"
 #include "search_cuts.hpp"
 #include "search_edits.hpp"
+#include "search_fits.hpp"
 #include "search_plan.hpp"
 
 namespace pipeplan {
@@ -21,13 +22,13 @@ namespace pipeplan {
 class MoveChoices : protected PlanEdits {
   public:
     MoveChoices(const Instance& in, Random& random)
-        : in_(in), random_(random), cuts_(in),
-          num_tries_(std::clamp(in.num_devices / 6, 2, kMostTries)) {
-        if (in.num_devices <= kMostTabulated) tabulate_links();
-    }
+        : in_(in), random_(random), cuts_(in), fits_(in) {}
 
-    // The plan that the next moves change, and the stages that decide its time.
-    void start_from(const SearchPlan& plan, int critical, int other_critical) {
+    // The plan that the next moves change, the stages that decide its time, and how long the
+    // all-reduce of each may take without harm.
+    void start_from(const SearchPlan& plan, int critical, int other_critical,
+                    const std::vector<double>& allowed_ms) {
+        if (fits_.is_known()) fits_.start_from(plan, allowed_ms);
         critical_[0] = critical, critical_[1] = other_critical;
         stage_of_.assign(in_.num_devices, -1);
         for (int n = 0; n < static_cast<int>(plan.size()); ++n)
@@ -81,23 +82,55 @@ class MoveChoices : protected PlanEdits {
         return true;
     }
 
-    // Of some devices outside of a stage, the one with the best links to it or to one beside it.
+    // Of some devices outside of a stage, the one that suits it best; -1 where there is none. Where one
+    // leaves for it, it takes the other's place.
     int fitting_device(int n, int leaving) {
+        const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
+        if (!fits_.is_known()) return best_linked_device(n, leaving, least_speed);
+        const std::vector<float>& cost = fits_.costs_of_joining(*plan_, n);
+        changes_->num_pairs += fits_.num_pairs(*plan_, n);
+        const float* loss = nullptr;
+        if (leaving >= 0) loss = fits_.losses_by(leaving, stage_of_).data();
+        int best = -1;
+        float best_ms = std::numeric_limits<float>::infinity();
+        for (int k = kFewestTries << random_.below(4); k > 0; --k) {
+            const int u = random_.below(in_.num_devices), m = stage_of_[u];
+            if (m == n || in_.speed[u] < least_speed) continue;
+            const float ms = cost[u] + (loss && m >= 0 ? loss[m] : 0.0f);
+            if (ms < best_ms) best_ms = ms, best = u;
+        }
+        return best;
+    }
+    // Of all stages but one, that which loses the least if a device joins it; nearly: each counts
+    // with up to twice its loss.
+    int best_stage(int device, int but) {
+        if (!fits_.is_known() || is_changed()) return but > 0 ? but - 1 : but + 1;
+        const std::vector<float>& loss = fits_.losses_by(device, stage_of_);
+        int best = -1;
+        float best_ms = std::numeric_limits<float>::infinity();
+        for (int n = 0; n < num_stages(); ++n) {
+            if (n == but) continue;
+            const float ms = (loss[n] + 1e-6f) * (1.0f + static_cast<float>(random_.unit()));
+            if (best < 0 || ms < best_ms) best_ms = ms, best = n;
+        }
+        return best;
+    }
+    // The same by the links to the stage or to one beside it.
+    int best_linked_device(int n, int leaving, double least_speed) {
         int beside = n;
         if (num_devices(n) < 2 || random_.below(2)) {
             beside = random_.below(2) ? n + 1 : n - 1;
             if (beside < 0 || beside >= num_stages()) beside = n;
         }
-        const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
         int best = -1;
         double best_rate = -1.0;
-        for (int k = 0; k < num_tries_; ++k) {
+        for (int k = 0; k < kTries; ++k) {
             const int u = random_.below(in_.num_devices);
             if (stage_of_[u] == n || in_.speed[u] < least_speed) continue;
             const double rate = slowest_link(u, stage(beside).devices, leaving);
             if (rate > best_rate) best_rate = rate, best = u;
         }
-        changes_->num_pairs += num_tries_ * num_devices(beside);
+        changes_->num_pairs += kTries * num_devices(beside);
         return best;
     }
     // Where shares are even, a device that is slower than the others slows all of them.
@@ -114,37 +147,19 @@ class MoveChoices : protected PlanEdits {
     std::vector<int> stage_of_;  // [devices], of the plan that moves start from; -1: unused
 
   private:
-    static constexpr int kMostTries = 12, kPairsPerCut = 8, kMostTabulated = 256;
+    static constexpr int kTries = 12, kFewestTries = 4, kPairsPerCut = 8;
 
     // Between a device and the others of a set.
     double slowest_link(int u, const std::vector<int>& devices, int leaving) const {
-        if (!slower_way_.empty()) {
-            const float* rates = slower_way_.data() + static_cast<std::size_t>(u) * in_.num_devices;
-            float least = std::numeric_limits<float>::infinity();
-            for (int v : devices)
-                if (v != leaving) least = std::min(least, rates[v]);
-            return least;
-        }
         double slowest = kInfinity;
         for (int v : devices)
             if (v != leaving && v != u)
                 slowest = std::min({slowest, in_.bytes_per_ms(u, v), in_.bytes_per_ms(v, u)});
         return slowest;
     }
-    // The slower way of each link; small enough to stay near the processor.
-    void tabulate_links() {
-        const int V = in_.num_devices;
-        slower_way_.assign(static_cast<std::size_t>(V) * V, std::numeric_limits<float>::infinity());
-        for (int u = 0; u < V; ++u)
-            for (int v = 0; v < V; ++v)
-                if (u != v)
-                    slower_way_[static_cast<std::size_t>(u) * V + v] = static_cast<float>(
-                        std::min(in_.bytes_per_ms(u, v), in_.bytes_per_ms(v, u)));
-    }
 
-    const int num_tries_;
     int critical_[2] = {0, 0};
-    std::vector<float> slower_way_;  // [devices][devices], of large clusters nothing
+    FittingDevices fits_;
 };
 
 }  // namespace pipeplan

@@ -47,6 +47,34 @@ class Moves : public MoveChoices {
         }
     }
 
+    // A move that changes how many stages there are, or how many devices they have. The cuts are no
+    // longer right then.
+    bool make_large(SearchPlan& plan, Changes& changes) {
+        edit(plan, changes);
+        switch (random_.below(8)) {
+            case 0: return split();
+            case 1: case 2: case 3: return dissolve();
+            case 4: case 5: return join();
+            case 6: return use_unused();
+            default: return move_device();
+        }
+    }
+    // Puts all cuts but the last where they are said to be.
+    void cut_all_at(SearchPlan& plan, Changes& changes, const std::vector<int>& cuts) {
+        edit(plan, changes);
+        for (int n = 0; n + 1 < num_stages(); ++n)
+            if (stage(n).end_layer != cuts[n] || stage(n + 1).first_layer != cuts[n]) cut_at(n, cuts[n]);
+    }
+    // A move that mends a plan: mostly another device in the place of one.
+    bool make_small(SearchPlan& plan, Changes& changes) {
+        edit(plan, changes);
+        switch (random_.below(8)) {
+            case 0: return shift_cut();
+            case 1: return swap_devices();
+            default: return trade();
+        }
+    }
+
   private:
     // ------------------------------------------------------------ moves
 
@@ -223,6 +251,24 @@ class Moves : public MoveChoices {
         changes_->is_resized = true;
         stage(n).next = {};
         forget_around(n);
+        return true;
+    }
+
+    // A stage vanishes. Each of its devices goes to the stage that it suits best.
+    bool dissolve() {
+        if (num_stages() < 2) return false;
+        const int n = random_.below(num_stages());
+        const std::vector<int> devices = stage(n).devices;
+        std::vector<int> goes_to;
+        for (int device : devices) goes_to.push_back(best_stage(device, n));
+        if (n > 0) stage(n - 1).end_layer = stage(n).end_layer;
+        else stage(1).first_layer = 0;
+        plan_->erase(plan_->begin() + n);
+        changes_->is_resized = true;
+        for (std::size_t k = 0; k < devices.size(); ++k)
+            add(goes_to[k] < n ? goes_to[k] : goes_to[k] - 1, devices[k]);
+        if (n > 0) forget_links_around(n - 1);
+        else forget_around(0);
         return true;
     }
 
