@@ -11,12 +11,13 @@
 namespace pipeplan {
 
 // `cap` is the most microbatches that the stage may hold, kNoCap if all of them; `rounds` is
-// ceil(M / cap), 0 without a cap.
+// ceil(M / cap), 0 without a cap. Of so many rounds of `cap` microbatches only the last is not full:
+// `spare` more microbatches than one are in it.
 constexpr int kNoCap = 1 << 30;
 struct StageCosts {
     double forward, backward, all_reduce;
     int cap = kNoCap;
-    double rounds = 0.0;
+    double rounds = 0.0, spare = 0.0;
     Split split = Split::kEven;  // how the devices share a microbatch (Instance::shares)
 };
 
@@ -70,13 +71,23 @@ inline double staggered(double most, double pace, double own, double longest) {
     return std::max({0.0, whole * (pace - own), beyond});
 }
 
+// What a stage takes that waits for `round_trip` behind it and may not hold all microbatches. Either
+// microbatches go one after the other, one in `cap`; or the stage waits for its first backward, before
+// which it runs `cap` forwards at most, or behind its last forward, where it runs `cap` backwards at
+// most; or both.
+inline double capped_ms(const StageCosts& s, double work, double round_trip, double M) {
+    const double in_turn = s.rounds * (work + round_trip) + s.spare * std::max(s.forward, s.backward);
+    const double once = round_trip + M * work - (s.cap - 1) * std::min(s.forward, s.backward);
+    return std::max({in_turn, once, 2 * round_trip + (M - s.cap + 1) * work});
+}
+
 // The suffix with one more stage in front.
 inline Suffix before(const StageCosts& s, const Beyond& b, double M) {
     const double work = s.forward + s.backward;
     double last = std::max(M * work, work + b.busy);
     last = std::max(last, b.round_trip + std::max(s.forward + M * s.backward,
                                                 M * s.forward + s.backward));
-    last = std::max(last, s.rounds * (work + b.round_trip));
+    if (s.rounds > 0) last = std::max(last, capped_ms(s, work, b.round_trip, M));
     // The next stage's blocks, without those that this stage hands over late or needs early.
     last = std::max(last, work + b.channel + M * (b.forward + b.backward) +
                               staggered(M - 1, s.forward, b.forward, b.forward + b.behind) +
