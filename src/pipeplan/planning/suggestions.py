@@ -11,8 +11,7 @@ from typing import Any
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanFileError
-from pipeplan.planning.door import make_problem
-from pipeplan.planning.door import plan as make_plan
+from pipeplan.planning.door import attempt, make_problem
 from pipeplan.planning.global_batch import scaled_model
 from pipeplan.planning.options import PlanningOptions
 from pipeplan.planning.planner.room import may_fit
@@ -86,12 +85,12 @@ def what_would_fit(
     ) -> bool:
         arguments = {**_plain(asked, a_cluster), **(changed or {})}
         try:
-            has_room = may_fit(make_problem(a_model, a_cluster, number, **arguments))
-            if has_room and is_planned:
-                make_plan(a_model, a_cluster, number, planner, seed=seed, **arguments)
+            problem = make_problem(a_model, a_cluster, number, seed=seed, **arguments)
+            if not may_fit(problem):
+                return False
+            return not is_planned or attempt(replace(problem, needs_bound=False), planner).plan is not None
         except (InfeasibleError, InputError, PlanFileError):
             return False
-        return has_room
 
     tell("would it fit with less asked?")
     found = _fewer_constraints(asked, fits)
