@@ -261,6 +261,9 @@ def plan_on_order(
 ) -> tuple[float, list[PlacedPlan]]:
     """The least bound and the best plans; stages take whole units of so many devices."""
 
+def fits_on_order(instance: Instance, sizes: Ints, deadline: float = ...) -> bool:
+    """Whether all layers fit on neighbours of the order, if each stage holds one microbatch."""
+
 def plan_on_sets(
     instance: Instance,
     class_of: Sequence[int],

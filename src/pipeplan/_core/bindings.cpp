@@ -273,6 +273,13 @@ nb::tuple py_plan_on_order(const Instance& instance, Ints sizes, int capacity, d
         }));
 }
 
+bool py_fits_on_order(const Instance& instance, Ints sizes, double deadline) {
+    const std::vector<int> allowed = rising_sizes(instance, sizes);
+    return run_kernel(deadline, 1, [&](Pool&, Control& control) {
+        return fits_on_order(instance, allowed, control);
+    });
+}
+
 nb::tuple proved_to_python(ProvedPlans&& proved, std::size_t num_microbatches) {
     nb::list found;
     if (!proved.found.codes.empty()) {
@@ -456,6 +463,7 @@ NB_MODULE(_kernels, m) {
           "deadline"_a = never);
     m.def("plan_on_order", &py_plan_on_order, "instance"_a, "sizes"_a, "capacity"_a, "limit_ms"_a,
           "num_best"_a, "num_threads"_a, "deadline"_a = never, "unit"_a = 1);
+    m.def("fits_on_order", &py_fits_on_order, "instance"_a, "sizes"_a, "deadline"_a = never);
     m.def("plan_on_sets", &py_plan_on_sets, "instance"_a, "class_of"_a, "capacity"_a, "limit_ms"_a,
           "num_best"_a, "num_threads"_a, "deadline"_a = never);
     m.def("prove_on_sets", &py_prove_on_sets, "instance"_a, "class_of"_a, "capacity"_a,

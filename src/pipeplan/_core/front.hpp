@@ -36,35 +36,36 @@ inline bool mostly_dominates(const Beyond& a, const Beyond& b) {
 
 inline bool dominates(const Suffix& a, const Suffix& b) {
     return mostly_dominates(a, b) && a.forward <= b.forward && a.backward <= b.backward &&
-           a.behind <= b.behind;
+           a.behind <= b.behind && a.lead <= b.lead;
 }
 inline bool dominates(const Beyond& a, const Beyond& b) {
     return mostly_dominates(a, b) && a.forward <= b.forward && a.backward <= b.backward &&
-           a.behind <= b.behind && a.channel <= b.channel;
+           a.behind <= b.behind && a.lead <= b.lead;
 }
 
 inline Suffix least(const Suffix& a, const Suffix& b) {
     return {std::min(a.round_trip, b.round_trip),   std::min(a.last_backward, b.last_backward),
             std::min(a.last_reduce, b.last_reduce), std::min(a.forward, b.forward),
-            std::min(a.backward, b.backward),       std::min(a.behind, b.behind)};
+            std::min(a.backward, b.backward),       std::min(a.behind, b.behind),
+            std::min(a.lead, b.lead)};
 }
 inline Beyond least(const Beyond& a, const Beyond& b) {
     return {std::min(a.round_trip, b.round_trip),   std::min(a.busy, b.busy),
             std::min(a.last_reduce, b.last_reduce), std::min(a.forward, b.forward),
             std::min(a.backward, b.backward),       std::min(a.behind, b.behind),
-            std::min(a.channel, b.channel)};
+            std::min(a.lead, b.lead)};
 }
 
 // The sum over all components of how much a value falls if it is replaced by a merged one.
 inline double fall(const Suffix& from, const Suffix& to) {
     return 2 * (from.last_backward - to.last_backward + from.last_reduce - to.last_reduce) +
            from.round_trip - to.round_trip + from.forward - to.forward + from.backward -
-           to.backward + from.behind - to.behind;
+           to.backward + from.behind - to.behind + from.lead - to.lead;
 }
 inline double fall(const Beyond& from, const Beyond& to) {
     return 2 * (from.busy - to.busy + from.last_reduce - to.last_reduce) + from.round_trip -
            to.round_trip + from.forward - to.forward + from.backward - to.backward + from.behind -
-           to.behind + from.channel - to.channel;
+           to.behind + from.lead - to.lead;
 }
 
 template <class Value>

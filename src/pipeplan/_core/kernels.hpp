@@ -67,6 +67,10 @@ struct DpLimits {
 Candidates plan_on_order(const Instance& instance, const std::vector<int>& sizes, int unit,
                          const DpLimits& limits, Pool& pool, Control& control);
 
+// Whether all layers fit on consecutive devices of the instance's order, in stages of `sizes` devices
+// (rising), if each stage holds one microbatch. Links and constraints do not count.
+bool fits_on_order(const Instance& instance, const std::vector<int>& sizes, Control& control);
+
 // A plan with its schedule, as codes of blocks.
 struct FoundPlan {
     double iteration_ms;

@@ -29,6 +29,11 @@ struct StageNeeds {
     double state_bytes, activation_bytes, bytes_into;
 };
 
+inline StageNeeds needs_of(const Instance& in, int first_layer, int end_layer) {
+    return {in.limits.state_bytes_per_parameter_byte * in.parameter_bytes(first_layer, end_layer),
+            in.activation_bytes(first_layer, end_layer), in.bytes_into(first_layer)};
+}
+
 // Adds a holding, unless another one holds no more anyway.
 inline void add_holding(Room& room, const Holding& one) {
     for (const Holding& other : room)
@@ -68,6 +73,7 @@ inline void set_cap(StageCosts& costs, int cap, double M) {
     if (cap >= M) return;
     costs.cap = cap;
     costs.rounds = std::ceil(M / cap);
+    costs.spare = M - 1 - (costs.rounds - 1) * cap;
 }
 
 // Calls `visit(costs, mode)` for each way in which a stage may run: it keeps its activations, or

@@ -77,11 +77,6 @@ inline SetShares shares_of_set(const Instance& in, const std::vector<int>& devic
     return result;
 }
 
-inline StageNeeds needs_of(const Instance& in, int first_layer, int end_layer) {
-    return {in.limits.state_bytes_per_parameter_byte * in.parameter_bytes(first_layer, end_layer),
-            in.activation_bytes(first_layer, end_layer), in.bytes_into(first_layer)};
-}
-
 // Whether the fastest devices of a set may not be those with the most memory, and it matters.
 inline bool can_share_by_memory(const Instance& in, int num_devices) {
     return in.has_memory() && !in.shares_evenly(num_devices);

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "front.hpp"
+#include "front_room.hpp"
 #include "kernels.hpp"
 #include "links.hpp"
 #include "memory.hpp"
@@ -94,9 +95,11 @@ class SuffixDp {
           counts_stages_(in.limits.min_stages > 1 || in.limits.max_stages < in.num_layers),
           num_counts_(counts_stages_ ? std::min(in.limits.max_stages, in.num_layers) + 1 : 1),
           rows_(static_cast<std::size_t>(num_counts_) * topology.num_nodes() *
-                topology.num_options()) {}
+                topology.num_options()),
+          room_(in, topology, control) {}
 
     DpResult run() {
+        if (room_.most_layers(0) < L_) return {limits_.limit_ms, {}};  // nothing fits
         if constexpr (Topology::kKnowsFreeSets) tabulate_heads();
         std::vector<std::unique_ptr<Work>> work(pool_.num_workers());
         for (int node = 0; node < topology_.num_nodes(); ++node) {
@@ -224,13 +227,25 @@ class SuffixDp {
             origin.mode = static_cast<std::uint32_t>(mode | set.mode);
             front.insert(value, origin, limits_.capacity, overflow_);
         };
+        // Whether a suffix leaves time for a stage: some terms of `before`, which is not worth its time
+        // for most.
+        const auto leaves_time = [&](const StageCosts& stage, const Beyond& rest) {
+            const double stage_ms = stage.forward + stage.backward;
+            return M_ * stage_ms + stage.all_reduce + ahead.forward <= limit_ms_ &&
+                   stage_ms + rest.busy + ahead.work <= limit_ms_ &&
+                   stage.rounds * (stage_ms + rest.round_trip) + ahead.work <= limit_ms_;
+        };
+        const auto may_end_at = [&](const StageCosts& stage, int cut) {
+            bool any = cut == L_ && may_end;
+            for (int k = 0; k < behind[cut].size() && !any; ++k)
+                any = leaves_time(stage, behind[cut][k].value);
+            return any;
+        };
         const auto put = [&](const StageCosts& stage, int cut, int mode) {
-            if (cut == L_) {
-                if (may_end) keep(last_stage(stage, M_), {L_, 0, -1, -1}, mode);
-                return;
-            }
+            if (cut == L_) keep(last_stage(stage, M_), {L_, 0, -1, -1}, mode);
             for (int k = 0; k < behind[cut].size(); ++k)
-                keep(before(stage, behind[cut][k].value, M_), behind[cut][k].origin, mode);
+                if (leaves_time(stage, behind[cut][k].value))
+                    keep(before(stage, behind[cut][k].value, M_), behind[cut][k].origin, mode);
         };
         StageWork work(in_, rate, set.paces);
         double parameter_bytes = 0.0;
@@ -242,12 +257,13 @@ class SuffixDp {
                                    set.ring.fixed_ms + set.ring.ms_per_byte * parameter_bytes};
             if (M_ * (stage.forward + stage.backward) + stage.all_reduce + ahead.forward > limit_ms_)
                 return;  // it only grows with the cut
+            if (in_.has_memory()) needs.activation_bytes += in_.activation_bytes.value(cut - 1);
+            if (!may_end_at(stage, cut)) continue;
             if (!in_.has_memory()) {
                 put(stage, cut, kKeeps);
                 continue;
             }
             needs.state_bytes = in_.limits.state_bytes_per_parameter_byte * parameter_bytes;
-            needs.activation_bytes += in_.activation_bytes.value(cut - 1);
             const auto put_mode = [&](const StageCosts& one, int mode) { put(one, cut, mode); };
             if (for_modes(in_, set.room, needs, stage, cut == L_, put_mode)) continue;
             const double slower = set.rate_by_memory / rate;
@@ -261,6 +277,7 @@ class SuffixDp {
     // The layers before `cut` on devices that the node does not use.
     Head head_on(int node, int cut) const {
         if constexpr (Topology::kKnowsFreeSets) return heads_[at(node, cut)];
+        if (cut > room_.most_layers(node)) return {kInfinity, kInfinity};
         const double speed = topology_.head_speed(node);
         if (cut > 0 && !(speed > 0)) return {kInfinity, kInfinity};
         const double forward = cut > 0 ? forward_[cut] / speed : 0.0;
@@ -328,7 +345,8 @@ class SuffixDp {
             if (!(before.work < kInfinity)) continue;
             const ChannelCosts channel = first ? nearest_[at(option, first)] : ChannelCosts{0.0, 0.0};
             double forward_ms = 0.0, backward_ms = 0.0, parameter_bytes = 0.0;
-            for (int cut = first + 1; cut < L_; ++cut) {
+            const int end = std::min(room_.stage_end(option, first) + 1, L_);
+            for (int cut = first + 1; cut < end; ++cut) {
                 forward_ms += in_.forward_ms.value(cut - 1);
                 backward_ms += in_.backward_ms.value(cut - 1);
                 parameter_bytes += in_.parameter_bytes.value(cut - 1);
@@ -450,6 +468,7 @@ class SuffixDp {
     std::vector<int> behind_;                              // options that begin a suffix at a node
     std::vector<Head> heads_;                              // [node][cut], where sets are known
     std::vector<ChannelCosts> nearest_;                    // [option][cut], likewise
+    const FrontRoom<Topology> room_;
 };
 
 }  // namespace pipeplan

@@ -1,7 +1,8 @@
 """What would fit where nothing does: smaller microbatches, more or larger devices, less asked.
 
 Each suggestion is planned before it is made. The number of these plannings is bounded, and they
-take little effort: one plan is enough.
+take little effort: one plan is enough, with one stage a device. What has no room is not planned at
+all (`planner/room.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanFileError
-from pipeplan.planning.door import plan as make_plan
+from pipeplan.planning.door import attempt, make_problem
 from pipeplan.planning.global_batch import scaled_model
 from pipeplan.planning.options import PlanningOptions
+from pipeplan.planning.planner.room import may_fit
 from pipeplan.planning.whatif.copied_devices import with_copies
 from pipeplan.profile import ModelProfile
 from pipeplan.validation import MAX_LISTED_DEVICES, MICROBATCHES
@@ -79,13 +81,16 @@ def what_would_fit(
         a_cluster: Cluster = cluster,
         number: int = microbatches,
         changed: dict[str, Any] | None = None,
+        is_planned: bool = True,
     ) -> bool:
-        arguments = {**asked.arguments(), **(changed or {})}
+        arguments = {**_plain(asked, a_cluster), **(changed or {})}
         try:
-            make_plan(a_model, a_cluster, number, planner, seed=seed, **arguments)
+            problem = make_problem(a_model, a_cluster, number, seed=seed, **arguments)
+            if not may_fit(problem):
+                return False
+            return not is_planned or attempt(replace(problem, needs_bound=False), planner).plan is not None
         except (InfeasibleError, InputError, PlanFileError):
             return False
-        return True
 
     tell("would it fit with less asked?")
     found = _fewer_constraints(asked, fits)
@@ -98,6 +103,14 @@ def what_would_fit(
     tell("would it fit with more memory?")
     found += _more_memory(cluster, error, fits)
     return found
+
+
+def _plain(asked: PlanningOptions, cluster: Cluster) -> dict[str, Any]:
+    """The arguments; one stage a device where that can be, because its plans are soon made."""
+    arguments = asked.arguments()
+    if asked.uses_families and (asked.stages or 1) <= cluster.num_devices - len(asked.without):
+        arguments |= {"positions": 1, "split_backward": False}
+    return arguments
 
 
 def _fewer_constraints(asked: PlanningOptions, fits: Callable[..., bool]) -> list[str]:
@@ -144,8 +157,11 @@ def _more_devices(cluster: Cluster, fits: Callable[..., bool]) -> list[str]:
         return larger
 
     most = min(MOST_TIMES * cluster.num_devices, MAX_LISTED_DEVICES // 4) - cluster.num_devices
-    count = least_that_fits(most // len(copied), lambda count: fits(a_cluster=grown(count)))
-    if count is None:
+    def has_room(count: int) -> bool:
+        return fits(a_cluster=grown(count), is_planned=False)
+
+    count = least_that_fits(most // len(copied), has_room)
+    if count is None or not fits(a_cluster=grown(count)):
         return []
     number = cluster.num_devices + count * len(copied)
     like = "" if len(set(map(_kind, cluster.devices))) == 1 else f" (more like {first})"

@@ -44,6 +44,7 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
+from pipeplan.planning.planner.room import orders_by_memory
 from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
@@ -217,14 +218,14 @@ class _Search:
 
     def plan_on_more_orders(self) -> None:
         """Look for any plan that fits: on orders by memory, then on random ones."""
+        if self.instance.has_equal_devices:
+            return  # every order looks the same
         rng = random.Random(self.problem.seed)
-        rooms_gb = [device.memory_gb or np.inf for device in self.problem.cluster.devices]
-        roomiest = tuple(sorted(range(self.num_devices), key=lambda u: -rooms_gb[u]))
         shuffled = (
             tuple(rng.sample(range(self.num_devices), self.num_devices))
             for _ in range(settings.NUM_RANDOM_ORDERS)
         )
-        for order in (roomiest, roomiest[::-1], *shuffled):
+        for order in (*orders_by_memory(self.problem), *shuffled):
             if self.is_late or self.incumbent.has_plan:
                 return
             self._plan_on_order(with_ends(order, self.problem.limits), settings.ANY_PLAN)

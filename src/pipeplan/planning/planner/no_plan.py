@@ -1,18 +1,21 @@
 """Why no plan keeps the limits: what the plan that comes closest to fitting would need.
 
-All memory is taken larger by one factor. The least factor for which the recursion finds a plan on
-one of the device orders is closed in on, and the plan says which stage needs how much.
+All memory is taken larger by one factor. The least factor for which all layers fit on one of the
+device orders is closed in on, then the least for which the recursion finds a plan there. The plan says
+which stage needs how much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from pipeplan import _core
 from pipeplan.errors import NoPlanError
 from pipeplan.pipeline import Stage
-from pipeplan.planning.planner.coarsening import coarsen
+from pipeplan.planning.planner.coarsening import CoarseModel, coarsen
 from pipeplan.planning.planner.placement import placed_stages
+from pipeplan.planning.planner.room import may_fit_on
 from pipeplan.planning.planner.settings import Sizes, replica_counts, unit_of
 from pipeplan.planning.problem import Problem
 
@@ -22,6 +25,8 @@ MOST_FACTOR = 2.0**40
 CLOSE_ENOUGH = 1.001
 MAX_ORDERS, MAX_LAYERS = 4, 256
 CAPACITY = 2
+
+Made = TypeVar("Made")
 
 
 def explain_no_plan(problem: Problem, orders: Sequence[tuple[int, ...]]) -> NoPlanError:
@@ -70,27 +75,43 @@ def _error(problem: Problem, stages: tuple[Stage, ...]) -> NoPlanError:
 
 def _closest(problem: Problem, orders: Sequence[tuple[int, ...]]) -> tuple[Stage, ...] | None:
     """The stages that fit with the least additional memory on one of the orders."""
-    low, high = 1.0, 2.0
-    found = None
+    coarse = coarsen(problem.cost, MAX_LAYERS)
+
+    def has_room(factor: float) -> bool | None:
+        instance = coarse.cost.with_layers(problem.kernel_instance(memory_factor=factor))
+        return may_fit_on(instance, orders, problem.deadline) or None
+
+    def stages(factor: float) -> tuple[Stage, ...] | None:
+        return _first_plan(problem, coarse, factor, orders)
+
+    # That there is room says nothing of links and constraints. So plans are looked for beyond it.
+    _, _, enough = _least_factor(has_room, 1.0, 2.0)
+    found, _, _ = _least_factor(stages, enough / CLOSE_ENOUGH, enough)
+    return found
+
+
+def _least_factor(
+    made: Callable[[float], Made | None], low: float, high: float
+) -> tuple[Made | None, float, float]:
+    """What is made of about the least factor that allows it, and the factors around it."""
+    found = made(high)
     while found is None and high <= MOST_FACTOR:
-        found = _first_plan(problem, orders, high)
-        if found is None:
-            low, high = high, high**2
+        low, high = high, max(2.0, high) ** 2
+        found = made(high)
     while found is not None and high > low * CLOSE_ENOUGH:
         middle = (low * high) ** 0.5
-        better = _first_plan(problem, orders, middle)
+        better = made(middle)
         if better is None:
             low = middle
         else:
             high, found = middle, better
-    return found
+    return found, low, high
 
 
 def _first_plan(
-    problem: Problem, orders: Sequence[tuple[int, ...]], factor: float
+    problem: Problem, coarse: CoarseModel, factor: float, orders: Sequence[tuple[int, ...]]
 ) -> tuple[Stage, ...] | None:
     """A plan with so many times the memory, on the first order that has one."""
-    coarse = coarsen(problem.cost, MAX_LAYERS)
     whole = problem.kernel_instance(memory_factor=factor)
     instance = coarse.cost.with_layers(whole)
     num_devices = problem.cluster.num_devices
