@@ -19,7 +19,7 @@ import re
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,8 +30,8 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import Whole, find_leaves
 from pipeplan.runtime.code_variables import (
+    ENVIRONMENT,
     MISSING,
     NAMESPACES,
     Variable,
@@ -41,7 +41,7 @@ from pipeplan.runtime.code_variables import (
     words_of_code,
     words_of_methods,
 )
-from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.fingerprints import fingerprint, given_tensors, memory_of
 from pipeplan.runtime.function_watch import FunctionWatch
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.rank_values import as_number, is_time
@@ -74,9 +74,6 @@ class _Text(NamedTuple):
     """Whether it may well differ between ranks."""
 
 
-ENVIRONMENT = Variable(
-    name="os.environ", get=lambda: dict(os.environ), set=lambda _: None, words=frozenset()
-)
 Texts = dict[str, _Text]
 NOTHING = _Text("nothing", False)
 
@@ -204,7 +201,7 @@ class CodeAgreement:
         changed = [each for each in self._watched if each.begun != each.mark]
         asked = changed if self._has_run else self._watched
         if asked:
-            self._require_no_batch(asked, [*_tensors(batch), *_tensors(targets)])
+            self._require_no_batch(asked, [*given_tensors(batch), *given_tensors(targets)])
         everything, strict, local = self._functions.changes(), [], []
         for each in changed:
             for leaf in _new_leaves(each):
@@ -240,12 +237,12 @@ class CodeAgreement:
     def _require_no_batch(self, asked: Iterable[_Watched], given: Sequence[Any]) -> None:
         """Refuse a variable that holds as many rows as the batch, and probably its rows."""
         rows = {len(each) for each in given if each.ndim}
-        memories = {_memory(each) for each in given}
+        memories = {memory_of(each) for each in given}
         for watched in asked:
             for path, value in _leaves(watched.variable):
                 if not isinstance(value, torch.Tensor | np.ndarray) or not value.ndim:
                     continue
-                if len(value) in rows and (self._has_run or _memory(value) in memories):
+                if len(value) in rows and (self._has_run or memory_of(value) in memories):
                     raise RuntimeMismatchError(
                         f"{printable(path)}: code of the model or the loss reads this variable,"
                         f" which holds {len(value)} rows as the batch does, but is called for each"
@@ -303,24 +300,6 @@ def _is_loose(leaf: _Leaf, watched: _Watched) -> bool:
 def _general(path: str) -> str:
     """A path that is the same for all entries of a list."""
     return INDEX.sub("[]", path)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if value is None:
-        return
-    for _, leaf in find_leaves(value):
-        inner = leaf.value if isinstance(leaf, Whole) else leaf
-        if isinstance(inner, torch.Tensor | np.ndarray) and not isinstance(leaf, Whole):
-            yield inner
-
-
-def _memory(value: Any) -> int:
-    """Where the values of a tensor or an array begin, with all that it is a view of."""
-    if isinstance(value, torch.Tensor):
-        return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
-    while isinstance(value.base, np.ndarray):
-        value = value.base
-    return int(value.__array_interface__["data"][0])
 
 
 def _leaves(variable: Variable) -> list[_Leaf]:

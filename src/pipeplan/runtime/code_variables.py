@@ -8,6 +8,7 @@ alone. What is remembered elsewhere, as in a cache of functools, is not found.
 
 import dis
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 __all__ = [
+    "ENVIRONMENT",
     "MISSING",
     "NAMESPACES",
     "Variable",
@@ -47,6 +49,12 @@ class Variable:
     set: Callable[[Any], None]
     words: frozenset[str]
     """Names of attributes and texts in the code that reads it."""
+
+
+ENVIRONMENT = Variable(
+    name="os.environ", get=lambda: dict(os.environ), set=lambda _: None, words=frozenset()
+)
+"""Each rank has its own, but code may read it while a program changes it."""
 
 
 def find_variables(

@@ -121,6 +121,13 @@ class Contents:
         """Whether an object has other attributes now."""
         return any(not _hold_the_same(*pair) for pair in self._of_objects)
 
+    def have_changed_beyond_logs(self) -> bool:
+        """Whether something holds other values now; lists that have only grown are logs."""
+        return any(
+            not _hold_the_same(container, copy) and not _has_grown(container, copy)
+            for container, copy in self._containers
+        ) or any(not _have_equal_values(*pair) for pair in self._values)
+
     def put_back(self) -> None:
         """Let all hold what they held."""
         for container, copy in self._containers:
@@ -231,6 +238,11 @@ def _hold_the_same(container: Any, copy: Any) -> bool:
         return bool(container == copy)
     pairs = zip(container, copy, strict=True)
     return all(first is second or _are_equal(first, second) for first, second in pairs)
+
+
+def _has_grown(container: Any, copy: Any) -> bool:
+    is_list = isinstance(container, list | deque)
+    return is_list and _hold_the_same(list(container)[: len(copy)], list(copy))
 
 
 def _have_equal_values(first: torch.Tensor, second: torch.Tensor) -> bool:

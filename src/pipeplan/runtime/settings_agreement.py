@@ -19,20 +19,25 @@ from pipeplan.documents.text import excerpt, printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import KINDS, Plan
 from pipeplan.runtime.function_watch import text_of_function
+from pipeplan.runtime.model_checks import require_whole
 from pipeplan.runtime.replica_setup import ReplicaSettings
 
-__all__ = ["hash_options", "require_same_parameters", "require_same_settings"]
+__all__ = ["hash_options", "require_same_settings"]
 
 
 def require_same_settings(
-    plan: Plan, settings: ReplicaSettings, more: Mapping[str, Any], functions: Mapping[str, Any]
+    plan: Plan,
+    model: nn.Module,
+    settings: ReplicaSettings,
+    more: Mapping[str, Any],
+    functions: Mapping[str, Any],
 ) -> None:
-    """Refuse settings that differ between ranks; all ranks have to call it.
+    """Refuse settings and parameters that differ between ranks; all ranks have to call it.
 
     Functions are only compared in whether they are given.
 
     Raises:
-        RuntimeMismatchError: on every rank, it names the setting.
+        RuntimeMismatchError: on every rank, it names the setting or the parameter.
     """
     own = {
         "plan": _hash_plan(plan),
@@ -54,9 +59,10 @@ def require_same_settings(
                     f"{name}: is {excerpt(other[name])} on rank {rank}, but {excerpt(first)} on"
                     " rank 0; make the pipeline in the same way on every rank"
                 )
+    _require_same_parameters(model, settings.loss.loss_fn)
 
 
-def require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
+def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
     """Refuse parameters that have other shapes or are frozen on some ranks only.
 
     Ranks would make other groups for them, and wait for each other for ever. All ranks have to call
@@ -65,6 +71,7 @@ def require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
     Raises:
         RuntimeMismatchError: on every rank, it names the parameter.
     """
+    require_whole(model)
     named = list(model.named_parameters())
     if isinstance(loss_fn, nn.Module):
         named += loss_fn.named_parameters("loss_fn")

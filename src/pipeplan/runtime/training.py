@@ -41,7 +41,7 @@ from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.runtime.settings_agreement import require_same_parameters, require_same_settings
+from pipeplan.runtime.settings_agreement import require_same_settings
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -155,8 +155,7 @@ class Pipeline(SavedTraining):
             confirm(gathering)
             more = {"clip_norm": clip_norm, "on_nan": on_nan, "replan_after": replan_after}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
-            require_same_settings(self.plan, settings, more, made)
-            require_same_parameters(model, loss_fn)
+            require_same_settings(self.plan, model, settings, more, made)
             self._code = agree_on_code(model, self._loss, self.rank)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)

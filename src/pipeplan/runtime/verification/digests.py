@@ -5,14 +5,14 @@ differs in the code (a factor, a mask, a detached branch) changes them far beyon
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from pipeplan.documents.text import printable
 
-__all__ = ["Numbers", "WholeRun", "add_up", "digest", "find_other_run"]
+__all__ = ["Numbers", "WholeRun", "add_up", "digest", "find_other_run", "gradient_of"]
 
 Digest = tuple[float, float, float, int]
 """The sums of both halves, the sum of all absolute values, and of how many tensors."""
@@ -35,6 +35,17 @@ class WholeRun:
     weights: int
     """Stands for the values of the model; runs with others cannot be compared."""
     numbers: Numbers
+
+    def without(self, names: Collection[str]) -> "WholeRun":
+        """The same without the gradients of these parameters."""
+        left = {gradient_of(name) for name in names}
+        kept = {what: each for what, each in self.numbers.items() if what not in left}
+        return replace(self, numbers=kept)
+
+
+def gradient_of(name: str) -> str:
+    """What the numbers of a parameter's gradient are called."""
+    return f"the gradient of parameter {name!r}"
 
 
 def digest(tensor: torch.Tensor) -> Digest:
@@ -99,7 +110,7 @@ def _are_alike(pair: Sequence[Digest | None], allowed: float, floor: float) -> b
         return True
     most = allowed * max(first[2], second[2], floor)
     differences = [abs(mine - other) for mine, other in zip(first, second, strict=True)]
-    return max(differences[: 3 if first[3] == second[3] else 2]) <= most
+    return max(differences[: 3 if first[3] == second[3] == 1 else 2]) <= most
 
 
 def _text(numbers: Digest | None) -> str:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from pipeplan.runtime.verification.whole_states import (
     give_remembered,
     take_state,
 )
+from pipeplan.splitting.torch_private import gradient_hooks
 
 __all__ = ["Recheck"]
 
@@ -61,7 +62,7 @@ class Recheck:
     remembers: Collection[str]
     """Buffers and numbers that forwards change; replicas have others."""
     is_certain: bool
-    """Whether layers of this rank hold nothing that changes and cannot be sent."""
+    """Whether forwards change nothing that cannot be sent to other ranks: globals, objects."""
     rounding: float
     marks: CodeMarks | None = None
     _is_possible: bool = field(default=True, init=False)
@@ -83,23 +84,37 @@ class Recheck:
         if self.replica is not None and self.stage is not None:
             found = self._run_whole(self.replica, self.stage, sample, states)
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (found, self._is_certain_now()))
-        runs = {r: each for r, (each, _) in enumerate(everyone) if isinstance(each, WholeRun)}
-        errors = {r: each for r, (each, _) in enumerate(everyone) if isinstance(each, str)}
+        dist.all_gather_object(everyone, (found, self._is_certain_now(), self._hooked()))
+        hooked = {name for _, _, names in everyone for name in names}
+        runs = {
+            rank: each.without(hooked)
+            for rank, (each, _, _) in enumerate(everyone)
+            if isinstance(each, WholeRun)
+        }
+        errors = {r: each for r, (each, _, _) in enumerate(everyone) if isinstance(each, str)}
         text = find_other_run(runs, self.rounding) if runs else None
         if errors and runs:
             rank = min(errors)
             text = f"model: raises on rank {rank}, but not on rank {min(runs)}: {errors[rank]}"
         if text is None:
             return
-        if all(is_certain for _, is_certain in everyone):
+        if all(is_certain for _, is_certain, _ in everyone):
             raise RuntimeMismatchError(f'{text} (verify="off" leaves this comparison out)')
         self._is_possible = False
         if self.rank == 0:
             sys.stderr.write(
-                "pipeplan: the program has changed functions, hooks or objects of layers, which"
-                " other ranks do not have; from now on they cannot compare what they compute\n"
+                f"pipeplan: {text}; it is not refused, because forwards change globals or objects,"
+                " or the program has replaced functions of layers, which one rank alone knows:"
+                " ranks compare no more what they compute\n"
             )
+
+    def _hooked(self) -> list[str]:
+        """Parameters of this rank whose gradients go through hooks, which other ranks have not."""
+        if self.replica is None or self.stage is None:
+            return []
+        names = self.stage.first_name_of
+        found = self.replica.held.model.named_parameters()
+        return [names.get(name, name) for name, each in found if gradient_hooks(each)[0]]
 
     def _is_certain_now(self) -> bool:
         if self.replica is None or self.marks is None:
@@ -157,7 +172,7 @@ class Recheck:
         own = {id(module) for module in model.modules()}
         with (
             replica.reducer.paused(),
-            _keeping_gradients(model),
+            _keeping_gradients(stage.modules()),
             replica.held.whole(),
             filled(model, own, others),
             filled_loss(loss_fn, LOSS_NAME, others),
@@ -177,9 +192,9 @@ class Recheck:
 
 
 @contextlib.contextmanager
-def _keeping_gradients(model: nn.Module) -> Iterator[None]:
+def _keeping_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Afterwards, parameters have the gradients that they had: batches may be accumulated."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    kept = [(p, p.grad) for module in modules for p in module.parameters(recurse=False)]
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import LOSS_NAME
-from pipeplan.runtime.verification.digests import Numbers, add_up, digest
+from pipeplan.runtime.verification.digests import Numbers, add_up, digest, gradient_of
 from pipeplan.runtime.verification.layer_records import LayerRecorder, Noted, note
 from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
@@ -87,14 +87,14 @@ def numbers_of_whole(stage: StageCalls, sample: Sample) -> Numbers:
     """What the whole model computes in training: output, losses and gradients, as a few numbers."""
     numbers: Numbers = {}
     randomness = SameRandomness()
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     seed_python("start")
     with _mode(stage.modules(), trains=True), randomness:
         total, _ = _whole_loss(stage, sample.copied(), 1.0, sample.num_rows, numbers=numbers)
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     _note_gradients(stage, numbers)
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     return numbers
 
 
@@ -106,7 +106,7 @@ def _note_gradients(stage: StageCalls, numbers: Numbers) -> None:
         of_loss = stage.loss.loss_fn.named_parameters(LOSS_NAME)
         named |= {name: parameter for name, parameter in of_loss if id(parameter) not in known}
     for name, parameter in named.items():
-        what = f"the gradient of parameter {stage.first_name_of.get(name, name)!r}"
+        what = gradient_of(stage.first_name_of.get(name, name))
         found = None if parameter.grad is None else digest(parameter.grad)
         numbers[what] = add_up(numbers.get(what), found)
 
@@ -370,9 +370,10 @@ def _require_no_gradients(model: nn.Module) -> None:
             )
 
 
-def _clear(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
+def _clear(*modules: nn.Module) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
 
 
 @contextlib.contextmanager

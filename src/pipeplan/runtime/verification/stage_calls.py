@@ -57,8 +57,8 @@ class Result:
     uses_own_generator: bool = False
     remembers: list[str] = field(default_factory=list)
     """Buffers and numbers that have changed."""
-    has_changed_objects: bool = False
-    """Whether objects that layers hold have changed."""
+    keeps_state: bool = False
+    """Whether globals, or objects that layers hold, have changed."""
     numbers: Numbers = field(default_factory=dict)
     """Of the whole model in training: its output, losses and all gradients."""
     has_gradient: bool = False

@@ -82,8 +82,8 @@ class Report:
     """What users should know of rows that influence each other."""
     remembers: tuple[str, ...] = ()
     """Buffers and numbers that a forward of the whole model changes."""
-    has_changed_objects: bool = False
-    """Whether it changes objects that layers hold, which cannot be sent to other ranks."""
+    keeps_state: bool = False
+    """Whether it changes globals, or objects that layers hold: other ranks cannot get these."""
 
 
 def compare_stage(
@@ -147,7 +147,7 @@ def compare_stage(
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
-        has_changed_objects=wholes[True].has_changed_objects,
+        keeps_state=wholes[True].keeps_state,
     )
 
 
@@ -207,7 +207,9 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
-                results[trains].has_changed_objects = state.of_modules.have_objects_changed()
+                results[trains].keeps_state = (
+                    state.of_modules.have_objects_changed() or state.of_code.is_changed()
+                )
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()

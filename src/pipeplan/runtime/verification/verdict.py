@@ -132,7 +132,7 @@ class Verification:
             stage_ranks=self.stage_ranks,
             owners=self._comparing,
             remembers=frozenset(name for each in reports for name in each.remembers),
-            is_certain=not any(each.has_changed_objects for each in reports),
+            is_certain=not any(each.keeps_state for each in reports),
             rounding=self._rounding(1.0),
         )
 
