@@ -129,17 +129,20 @@ def filled(model: nn.Module, own: Collection[int], state: StageState) -> Iterato
 @contextlib.contextmanager
 def filled_loss(loss_fn: Any, prefix: str, state: StageState) -> Iterator[None]:
     """Inside, a loss module has the weights that the last stage has trained."""
-    put: list[tuple[torch.Tensor, torch.Tensor]] = []
+    put: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
     if isinstance(loss_fn, nn.Module):
         for name, tensor in [*loss_fn.named_parameters(prefix), *loss_fn.named_buffers(prefix)]:
             if name in state.tensors:
-                put.append((tensor, tensor.data))
-                tensor.data = state.tensors[name][0].to(tensor.device)
+                put.append((tensor, tensor.data, tensor.requires_grad))
+                value, is_trained = state.tensors[name]
+                tensor.data = value.to(tensor.device)
+                tensor.requires_grad_(is_trained)
     try:
         yield
     finally:
-        for tensor, value in put:
+        for tensor, value, was_trained in put:
             tensor.data, tensor.grad = value, None
+            tensor.requires_grad_(was_trained)
 
 
 def give_remembered(model: nn.Module, state: StageState) -> None:
