@@ -2,7 +2,8 @@
 
 Four ranks over gloo train a small transformer by a plan with one stage each: with the comparison
 before the first step, and without it. The difference of their first steps, divided by a later step,
-is the price. Times are CPU times of all ranks, medians of several pipelines.
+is the price. Later comparisons of ranks (batch 1, 2, 4, 8, ...) are measured as well. Times are CPU
+times of all ranks, medians of several pipelines.
 
     python benchmarks/runtime/verification.py [--rounds 5] [--profile]
 """
@@ -26,7 +27,9 @@ PORT = int(os.environ.get("PIPEPLAN_BENCHMARK_PORT", "29723"))
 NUM_RANKS, MICROBATCHES, ROWS = 4, 8, 4
 SIZES = {"small": (64, 16), "medium": (128, 64), "large": (256, 128)}
 """Width and length of sequences."""
-STEPS = 4
+STEPS = 8
+"""Of these, ranks compare what they compute behind steps 1, 2 and 4; the others are ordinary."""
+AGAIN = (1, 2, 4)
 
 
 class Block(nn.Module):
@@ -55,7 +58,7 @@ def cpu_ms(run) -> float:
 
 
 def measure(width: int, length: int, verify: str, profile: cProfile.Profile | None):
-    """The first step, and the median of later ones."""
+    """The first step, the median of ordinary later ones, and of those with a comparison."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(width) for _ in range(NUM_RANKS)))
     batch = torch.randn(MICROBATCHES * ROWS, length, width)
@@ -68,8 +71,9 @@ def measure(width: int, length: int, verify: str, profile: cProfile.Profile | No
         first = cpu_ms(lambda: pipeline.step(batch, targets))
         if profile is not None:
             profile.disable()
-        later = [cpu_ms(lambda: pipeline.step(batch, targets)) for _ in range(STEPS)]
-    return first, statistics.median(later)
+        later = {n: cpu_ms(lambda: pipeline.step(batch, targets)) for n in range(1, STEPS)}
+    again = statistics.median(later.pop(number) for number in AGAIN)
+    return first, statistics.median(later.values()), again
 
 
 def worker(rank: int, rounds: int, profiles: bool) -> None:
@@ -85,9 +89,13 @@ def worker(rank: int, rounds: int, profiles: bool) -> None:
             for _ in range(rounds)
         ]
         price = statistics.median(verified[0] - plain[0] for verified, plain in pairs)
-        step = statistics.median(later for pair in pairs for _, later in pair)
+        step = statistics.median(later for pair in pairs for _, later, _ in pair)
+        again = statistics.median(verified[2] for verified, _ in pairs) - step
         if rank == 0:
-            print(f"{name:7} {price:8.1f} ms, a step {step:8.1f} ms: {price / step:.2f} steps")
+            print(
+                f"{name:7} {price:8.1f} ms, a step {step:8.1f} ms: {price / step:.2f} steps;"
+                f" later comparisons {again / step:.2f} steps each"
+            )
         if profile is not None:
             pstats.Stats(profile).sort_stats("cumtime").print_stats(45)
     dist.barrier()

@@ -86,8 +86,9 @@ def make_stage(
         parameters={n: p for n, p in module.model.named_parameters() if p.requires_grad},
         device=CPU,
         amp_dtype=amp_dtype,
+        first_name_of=first_name_of,
     )
-    return stage, subject, held_by, first_name_of
+    return stage, subject, held_by
 
 
 def joined(subject):
@@ -99,7 +100,7 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None, weight_f
     """The line by which the comparison refuses; None if it agrees."""
     reports = []
     for index in range(len(cuts)):
-        stage, subject, held_by, first_name_of = make_stage(
+        stage, subject, held_by = make_stage(
             make,
             names,
             cuts,
@@ -114,7 +115,6 @@ def find_refusal(make, names, cuts, *, recompute=False, amp_dtype=None, weight_f
                 compare_stage(
                     stage,
                     samples_of(subject),
-                    first_name_of,
                     held_by,
                     recomputes=recompute,
                     joint=joined(subject),

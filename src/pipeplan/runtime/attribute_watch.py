@@ -11,7 +11,8 @@ end of a step, and looks at the next step's start what was replaced::
 
 What a forward changes, inside of a step, is not compared: it may depend on the rows of a replica.
 Attributes that no code of the model names are the program's own. A value that names the rank or the
-main rank may differ, and so may texts and objects, but all replicas have to set them.
+main rank may differ, and so may texts and times, but all replicas have to set them; and then they
+compare what they compute (`verification.rechecks`).
 """
 
 import os
@@ -30,6 +31,7 @@ from pipeplan.documents.text import excerpt, printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.code_variables import words_of_code
 from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.function_watch import text_of_function
 from pipeplan.runtime.module_state import OF_EVERY_MODULE
 from pipeplan.runtime.rank_values import is_time
 
@@ -74,6 +76,10 @@ class AttributeWatch:
         self._find_containers()
         self.changes: dict[str, str] = {}
         """What was changed in the last gap, with values as texts."""
+        self._strict: dict[str, str] = {}
+        """The same, with equal texts for all texts and times."""
+        self._local: dict[str, str] = {}
+        """The same, with equal texts for what names the rank, too."""
 
     def _find_containers(self) -> None:
         self._sized, self._held = [], []
@@ -92,50 +98,68 @@ class AttributeWatch:
         self._sizes = [len(value) for _, value in self._sized]
         self._entries = [_entries(value) for _, value in self._held]
 
-    def look(self) -> tuple[float, float]:
-        """Two numbers for what has changed since then; one of them sums up to zero over replicas.
+    def look(self) -> tuple[float, ...]:
+        """Three numbers for what has changed since then; over equal replicas they sum up to zero.
 
-        The second has the same for values that may be of the rank: its number, a main rank's flag.
+        The second does so, too, if only texts and times differ. The third does so if values name
+        the rank: its number, a main rank's flag.
         """
-        self.changes = {}
+        self.changes, self._strict, self._local = {}, {}, {}
         for (prefix, space), mark in zip(self._spaces, self._marks, strict=False):
             if len(space) != len(mark) or not all(map(is_, space.values(), mark.values())):
                 for name in dict.fromkeys((*mark, *space)):
                     before, now = mark.get(name, MISSING), space.get(name, MISSING)
                     if name in self._words and not _are_alike(before, now):
-                        self.changes[f"{prefix}{name}"] = self._text(now)
+                        self._note(f"{prefix}{name}", [now])
         for (path, value), size in zip(self._sized, self._sizes, strict=False):
             if len(value) != size:
-                self.changes[path] = f"{len(value)} entries"
+                self._note(path, [len(value)])
         for (path, value), entries in zip(self._held, self._entries, strict=False):
             now = _entries(value)
             if len(now) != len(entries) or not all(map(_are_alike, entries, now)):
-                self.changes[path] = " ".join(map(self._text, now[:256]))
+                self._note(path, now[:256])
         self._marks, self._sizes, self._entries = [], [], []  # nothing stays alive by them
         if not self.changes:
-            return 0.0, 0.0
-        items = sorted(self.changes.items())
-        own = {str(self._rank): "rank", os.environ.get("LOCAL_RANK", "-"): "rank"}
-        own |= {str(flag): f"main {flag is (self._rank == 0)}" for flag in (True, False)}
-        local = [(name, own.get(text, text)) for name, text in items]
-        numbers = [1 + zlib.crc32(repr(each).encode(errors="replace")) for each in (items, local)]
-        return float(self._factor * numbers[0]), float(self._factor * numbers[1])
+            return 0.0, 0.0, 0.0
+        views = (self.changes, self._strict, self._local)
+        numbers = [
+            1 + zlib.crc32(repr(sorted(each.items())).encode("utf-8", "replace")) for each in views
+        ]
+        return tuple(float(self._factor * number) for number in numbers)
 
-    def _text(self, value: Any) -> str:
-        """A text that is equal for equal values on all ranks; values that may differ have none."""
-        if value is MISSING:
-            return "deleted"
-        if is_time(value):
-            return "a time"
-        if isinstance(value, int | float | complex | np.generic):
-            return repr(value)
-        if isinstance(value, torch.Tensor | np.ndarray):
-            is_plain = isinstance(value, np.ndarray) or not value.is_meta
-            return f"{tuple(value.shape)} {fingerprint(value, 0) if is_plain else ''}"
-        function = getattr(value, "__func__", value)
-        if isinstance(function, types.FunctionType):
-            return f"code {zlib.crc32(function.__code__.co_code):08x}"
-        return type(value).__qualname__
+    def _note(self, path: str, values: Sequence[Any]) -> None:
+        """Note what something is now: as it is, and by the view of its rank."""
+        self.changes[path] = " ".join(map(_text, values))
+        self._strict[path] = " ".join(map(_strict_text, values))
+        self._local[path] = " ".join(map(self._as_local, values))
+
+    def _as_local(self, value: Any) -> str:
+        """The value as a text; what may be of the rank has the same text on all ranks."""
+        if isinstance(value, bool):
+            return f"main {value is (self._rank == 0)}"
+        ranks = {str(self._rank), os.environ.get("LOCAL_RANK", "-")}
+        is_rank = isinstance(value, int) and str(value) in ranks
+        return "rank" if is_rank else _strict_text(value)
+
+
+def _strict_text(value: Any) -> str:
+    """The same for all texts, and for all times."""
+    is_loose = isinstance(value, str | bytes) or is_time(value)
+    return f"a {type(value).__name__}" if is_loose else _text(value)
+
+
+def _text(value: Any) -> str:
+    """A text that is equal for equal values on all ranks; objects have that of their class."""
+    if value is MISSING:
+        return "deleted"
+    if isinstance(value, (*PLAIN, np.generic)):
+        return repr(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        is_plain = isinstance(value, np.ndarray) or not value.is_meta
+        return f"{tuple(value.shape)} {fingerprint(value, 0) if is_plain else ''}"
+    if isinstance(getattr(value, "__func__", value), types.FunctionType):
+        return text_of_function(value)
+    return type(value).__qualname__
 
 
 def _entries(container: Any) -> list[Any]:

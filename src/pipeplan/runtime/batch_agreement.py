@@ -23,7 +23,7 @@ from pipeplan.runtime.batches import num_rows
 from pipeplan.runtime.exchange.rank_tree import TREE_TAG, RankTree
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.fingerprints import fingerprint, shape_key
-from pipeplan.runtime.rank_values import are_alike
+from pipeplan.runtime.rank_values import Likeness, compare_changes
 
 __all__ = ["Agreed", "BatchAgreement", "Mode", "Notice"]
 
@@ -91,6 +91,8 @@ class BatchAgreement:
         self._first_of_last = last[0]
         self._others_of_last = last[1:] if rank == last[0] else []
         self._pending: list[tuple[torch.Tensor, dist.Work]] = []
+        self.has_doubt = False
+        """Whether the last notice differs in variables that may be a rank's own."""
 
     def agree(
         self,
@@ -173,9 +175,12 @@ class BatchAgreement:
                 " learning rate; step schedulers and set options on every rank, or give"
                 " scheduler_fn or param_groups_fn"
             )
-
         variables = own.variables, notice.variables
-        if -1 not in variables and not are_alike(*variables):
+        if -1 in variables:
+            return
+        likeness = compare_changes(*variables)
+        self.has_doubt = likeness is Likeness.DOUBTFUL
+        if likeness is Likeness.OTHER:
             raise RuntimeMismatchError(
                 f"variables: since the last step, the program has set globals or attributes that"
                 f" code of the model or the loss reads, or the mode (train, eval); rank"

@@ -4,7 +4,10 @@ A model may read a global, such as a temperature that the program lowers over ti
 sets it on some ranks only, their stages compute another model. So these variables are compared:
 all of them when the pipeline is made, and later those that the program has changed between two
 steps. What the model itself changes inside of a step (meters, counters) belongs to its stage, and
-is not compared, even if the program sets it back. Ranks, texts, times and logs may differ.
+is not compared, even if the program sets it back.
+
+Ranks, texts, times, logs and functions may differ. Whether they have any influence, the ranks find
+out by computing (`verification.rechecks`): at once, and then now and then.
 
 A variable may hold the batch itself, whose rows then are not those of the microbatch. Such
 variables are refused: if they share the batch's memory, or if they get as many rows as the batch
@@ -16,7 +19,7 @@ import re
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,19 +30,21 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.batches import Whole, find_leaves
 from pipeplan.runtime.code_variables import (
+    ENVIRONMENT,
     MISSING,
     NAMESPACES,
     Variable,
     find_held,
     find_variables,
     is_foreign,
+    words_of_code,
     words_of_methods,
 )
-from pipeplan.runtime.fingerprints import fingerprint
+from pipeplan.runtime.fingerprints import fingerprint, given_tensors, memory_of
+from pipeplan.runtime.function_watch import FunctionWatch
 from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.rank_values import HALF_BITS, is_time
+from pipeplan.runtime.rank_values import as_number, is_time
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["CodeAgreement", "agree_on_code"]
@@ -50,6 +55,7 @@ MOST_LEAVES = 256
 NUMBERS = (bool, int, float, complex)
 RECORD = re.compile(r"\[\d+\][.\[]")
 """Something inside of an entry of a list."""
+INDEX = re.compile(r"\[\d+\]")
 DEVICE = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?")
 
 
@@ -93,6 +99,13 @@ class CodeAgreement:
         of_losses = [m for each in functions if isinstance(each, nn.Module) for m in each.modules()]
         modules = [*model.modules(), *of_losses]
         found = (*find_variables(modules, functions), *find_held(modules))
+        self._functions = FunctionWatch(modules, functions)
+        if {"environ", "getenv"} & words_of_code(modules, functions):
+            found = (*found, ENVIRONMENT)
+        self._doubted: set[str] = set()
+        """What has changed since the last step, and may well differ between ranks."""
+        self._cleared: set[str] = set()
+        """The same, after a comparison has shown that it is of no influence."""
         self._rank, self._watched = rank, [_Watched(variable) for variable in found]
         self._has_run = False
         self.settle()
@@ -106,6 +119,7 @@ class CodeAgreement:
         own = {
             each.variable.name: self._texts([*_leaves(each.variable), *_weights(each.variable)])
             for each in self._watched
+            if each.variable is not ENVIRONMENT  # it has the rank's own
         }
         own.update(self._attributes(model))
         digests: list[Any] = [None] * dist.get_world_size()
@@ -177,7 +191,7 @@ class CodeAgreement:
     def changes(self, batch: Any, targets: Any, training: bool = True) -> int:
         """A number for what the program has changed since the last step; 0 if nothing.
 
-        The mode of this rank's layers belongs to it. `are_alike` compares two of them.
+        The mode of this rank's layers belongs to it. `compare_changes` compares two of them.
 
         Raises:
             RuntimeMismatchError: a variable holds the batch.
@@ -187,29 +201,30 @@ class CodeAgreement:
         changed = [each for each in self._watched if each.begun != each.mark]
         asked = changed if self._has_run else self._watched
         if asked:
-            self._require_no_batch(asked, [*_tensors(batch), *_tensors(targets)])
-        if not changed:
-            return 0 if training else 1
-        leaves = [
-            leaf
-            for each in changed
-            for leaf in _new_leaves(each)
-            if not isinstance(leaf.value, str | bytes) and not is_time(leaf.value)
-        ]
-        if not leaves:
-            return 0 if training else 1
-        plain = [(leaf.path, _print(leaf.value)) for leaf in leaves]
-        local = [
-            (leaf.path, self._as_local(leaf.value) or text)
-            for leaf, (_, text) in zip(leaves, plain, strict=True)
-        ]
-        halves = [zlib.crc32(repr((training, texts)).encode()) >> 1 for texts in (plain, local)]
-        return 2 + (halves[0] << HALF_BITS) + halves[1]
+            self._require_no_batch(asked, [*given_tensors(batch), *given_tensors(targets)])
+        everything, strict, local = self._functions.changes(), [], []
+        for each in changed:
+            for leaf in _new_leaves(each):
+                text = _print(leaf.value)
+                if not _is_loose(leaf, each):
+                    everything.append((leaf.path, text))
+                    strict.append((leaf.path, text))
+                    local.append((leaf.path, self._as_local(leaf.value) or text))
+                elif _general(leaf.path) not in self._cleared:
+                    everything.append((leaf.path, text))
+                    self._doubted.add(_general(leaf.path))
+        return as_number(everything, strict, local, training=training)
+
+    def clear_doubts(self) -> None:
+        """What has differed has no influence on what the ranks compute; it may go on so."""
+        self._cleared |= self._doubted
 
     def settle(self) -> None:
         """Take note of all values: what changes from here on, the program changes."""
         for watched in self._watched:
             watched.mark = _mark(watched.variable)
+        self._functions.settle()
+        self._doubted.clear()
 
     def end_step(self) -> None:
         """The same, at the end of a step; learns what the model itself changes."""
@@ -222,12 +237,12 @@ class CodeAgreement:
     def _require_no_batch(self, asked: Iterable[_Watched], given: Sequence[Any]) -> None:
         """Refuse a variable that holds as many rows as the batch, and probably its rows."""
         rows = {len(each) for each in given if each.ndim}
-        memories = {_memory(each) for each in given}
+        memories = {memory_of(each) for each in given}
         for watched in asked:
             for path, value in _leaves(watched.variable):
                 if not isinstance(value, torch.Tensor | np.ndarray) or not value.ndim:
                     continue
-                if len(value) in rows and (self._has_run or _memory(value) in memories):
+                if len(value) in rows and (self._has_run or memory_of(value) in memories):
                     raise RuntimeMismatchError(
                         f"{printable(path)}: code of the model or the loss reads this variable,"
                         f" which holds {len(value)} rows as the batch does, but is called for each"
@@ -263,34 +278,28 @@ def _by_path(watched: _Watched, mark: Any) -> dict[str, Any]:
 
 
 def _new_leaves(watched: _Watched) -> list[_Leaf]:
-    """What has other values than before. Records that were added to a list are logs: left out."""
+    """What has other values than before."""
     leaves, mark = _leaves(watched.variable), watched.mark
     leaves = [leaf for leaf in leaves if leaf.path not in watched.own]
     if not isinstance(mark, list):  # it was a number or a text
         return leaves or ([] if "" in watched.own else [_Leaf("", None)])
     before = _by_path(watched, mark)
     found = [leaf for leaf in leaves if before.get(leaf.path) != _mark_of(leaf)]
-    found = [leaf for leaf in found if leaf.path in before or not RECORD.search(leaf.path)]
     gone = before.keys() - {leaf.path for leaf in leaves} - watched.own
-    return found + [_Leaf(path, None) for path in sorted(gone) if not RECORD.search(path)]
+    return found + [_Leaf(path, None) for path in sorted(gone)]
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    if value is None:
-        return
-    for _, leaf in find_leaves(value):
-        inner = leaf.value if isinstance(leaf, Whole) else leaf
-        if isinstance(inner, torch.Tensor | np.ndarray) and not isinstance(leaf, Whole):
-            yield inner
+def _is_loose(leaf: _Leaf, watched: _Watched) -> bool:
+    """Whether a value may well differ: texts, times, and records that were added to a list."""
+    if isinstance(leaf.value, str | bytes) or is_time(leaf.value):
+        return True
+    is_new = leaf.value is None or leaf.path not in _by_path(watched, watched.mark)
+    return is_new and RECORD.search(leaf.path) is not None
 
 
-def _memory(value: Any) -> int:
-    """Where the values of a tensor or an array begin, with all that it is a view of."""
-    if isinstance(value, torch.Tensor):
-        return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
-    while isinstance(value.base, np.ndarray):
-        value = value.base
-    return int(value.__array_interface__["data"][0])
+def _general(path: str) -> str:
+    """A path that is the same for all entries of a list."""
+    return INDEX.sub("[]", path)
 
 
 def _leaves(variable: Variable) -> list[_Leaf]:

@@ -25,6 +25,13 @@ class CodeState:
         self._contents = Contents()
         self._contents.add([value for _, value in self._saved])
 
+    def is_changed(self) -> bool:
+        """Whether a variable has another value now; lists that have only grown are logs."""
+        return self._contents.have_changed_beyond_logs() or any(
+            variable.get() is not value and repr(variable.get()) != repr(value)
+            for variable, value in self._saved
+        )
+
     def put_back(self) -> None:
         """Give all these variables the values that they had."""
         for variable, value in self._saved:

@@ -8,19 +8,22 @@ alone. What is remembered elsewhere, as in a cache of functools, is not found.
 
 import dis
 import functools
+import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 __all__ = [
+    "ENVIRONMENT",
     "MISSING",
     "NAMESPACES",
     "Variable",
+    "find_functions",
     "find_held",
     "find_variables",
     "is_foreign",
@@ -48,10 +51,34 @@ class Variable:
     """Names of attributes and texts in the code that reads it."""
 
 
+ENVIRONMENT = Variable(
+    name="os.environ", get=lambda: dict(os.environ), set=lambda _: None, words=frozenset()
+)
+"""Each rank has its own, but code may read it while a program changes it."""
+
+
 def find_variables(
     modules: Iterable[nn.Module], functions: Iterable[Any] = ()
 ) -> tuple[Variable, ...]:
     """The variables of these modules' classes, and of these functions, in a fixed order."""
+    return tuple(_search(modules, functions).found.values())
+
+
+def find_functions(
+    modules: Iterable[nn.Module], functions: Iterable[Any] = ()
+) -> tuple[Variable, ...]:
+    """The variables of the same code that hold functions: methods, too, and `functions`."""
+    functions = list(functions)
+    plain = [getattr(function, "__func__", function) for function in functions]
+    given = [
+        _constant(each.__qualname__, each, frozenset())
+        for each in plain
+        if isinstance(each, types.FunctionType)
+    ]
+    return (*given, *_search(modules, functions).functions.values())
+
+
+def _search(modules: Iterable[nn.Module], functions: Iterable[Any]) -> "_Search":
     search = _Search()
     kinds = {type(module): None for module in modules}  # in their order, each once
     for kind in kinds:
@@ -59,18 +86,13 @@ def find_variables(
             search.look_at_class(each)
     for function in functions:
         search.look_at(function)
-    return tuple(search.found.values())
+    return search
 
 
 def words_of_code(modules: Iterable[nn.Module], functions: Iterable[Any] = ()) -> frozenset[str]:
     """Names of attributes and texts in all code that these modules and functions run."""
-    search = _Search()
     kinds = {type(module): None for module in modules}
-    for kind in kinds:
-        for each in kind.__mro__:
-            search.look_at_class(each)
-    for function in functions:
-        search.look_at(function)
+    search = _search(modules, functions)
     words = frozenset(search.words | {"forward"})
     for kind in kinds:  # those of libraries, too
         words |= words_of_methods(kind, words_of_methods(kind, frozenset({"forward"})))
@@ -109,6 +131,8 @@ def is_foreign(module: str | None) -> bool:
 @dataclass(slots=True)
 class _Search:
     found: dict[Any, Variable] = field(default_factory=dict)
+    functions: dict[Any, Variable] = field(default_factory=dict)
+    """Variables that hold functions."""
     words: set[str] = field(default_factory=set)
     """Those of all functions that were looked at."""
     _seen: set[Any] = field(default_factory=set)
@@ -120,6 +144,7 @@ class _Search:
         for name, value in list(vars(kind).items()):
             if isinstance(value, types.FunctionType | staticmethod | classmethod | property):
                 self.look_at(value)
+                self._note_function(kind, name, vars(kind), f"{kind.__name__}.{name}")
             elif not name.startswith("__") and _is_data(value):
                 self._note_attribute(("class", kind, name), f"{kind.__name__}.{name}", kind, name)
 
@@ -171,14 +196,18 @@ class _Search:
                 self._look_at_module(value, words)
             elif value is not MISSING and not self._look_into(value):
                 self._note_item(("global", id(variables), name), name, variables, words)
+            elif isinstance(value, types.FunctionType):
+                self._note_function(id(variables), name, variables, name)
 
     def _look_at_cell(self, name: str, cell: types.CellType, words: frozenset[str]) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:  # it is empty
+        value = _contents(cell)
+        if value is MISSING:
             return
         if not self._look_into(value):
             self._note_attribute(("cell", id(cell)), name, cell, "cell_contents", words)
+        elif isinstance(value, types.FunctionType):
+            held = _constant(name, value, frozenset())
+            self.functions[id(cell)] = replace(held, get=lambda: _contents(cell))
 
     def _look_into(self, value: Any) -> bool:
         """Look into code that a variable holds; False if it holds data."""
@@ -199,6 +228,15 @@ class _Search:
             if not self._look_into(variables[name]):
                 text = f"{module.__name__}.{name}"
                 self._note_item(("global", id(variables), name), text, variables, words, name)
+            elif isinstance(variables[name], types.FunctionType):
+                self._note_function(id(variables), name, variables, f"{module.__name__}.{name}")
+
+    def _note_function(self, owner: Any, name: str, space: Mapping[str, Any], text: str) -> None:
+        def get() -> Any:
+            return space.get(name, MISSING)
+
+        variable = Variable(name=text, get=get, set=lambda _: None, words=frozenset())
+        self.functions.setdefault((owner, name), variable)
 
     def _note_attribute(
         self, key: Any, text: str, owner: Any, name: str, words: frozenset[str] = frozenset()
@@ -234,6 +272,13 @@ class _Search:
         if before is not None:
             words |= before.words
         self.found[key] = Variable(name=text, get=get, set=put, words=words)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return MISSING
 
 
 def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -15,6 +15,7 @@ first forward, and afterwards those that they had before the second. So nothing 
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -376,8 +377,9 @@ class StageRunner:
         return loss, self._loss.with_metrics(loss, output, targets, share)
 
     def seed_block(self, step: int, microbatch: int) -> None:
-        """Seed the generators as the first forward of a step does."""
-        seed_all(self._seeds.of(step, microbatch), self._device)
+        """Seed the generators as the first stage's first forward of a step does, on any rank."""
+        seeds = replace(self._seeds, stage=0, replica=0)
+        seed_all(seeds.of(step, microbatch), self._device)
 
     def _seed(self, seed: int) -> None:
         if self._seeds_all or self._seeds_each:

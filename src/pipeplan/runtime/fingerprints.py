@@ -6,6 +6,7 @@ steps. Values of a GPU come to the host in one copy.
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from pipeplan.runtime.batches import Whole, find_leaves
 
-__all__ = ["fingerprint", "shape_key"]
+__all__ = ["fingerprint", "given_tensors", "memory_of", "shape_key"]
 
 MOST_VALUES = 1024
 STRIDE_OF_STEPS = 7919
@@ -130,3 +131,22 @@ def _places(num_values: int, step: int) -> tuple[int, int]:
 def _has_stable_text(leaf: Any) -> bool:
     """Whether equal values have equal texts on all ranks; other objects show their address."""
     return isinstance(leaf, bool | int | float | complex | str | bytes | None)
+
+
+def given_tensors(value: Any) -> Iterator[Any]:
+    """The tensors and arrays of a batch that are divided into microbatches."""
+    if value is None:
+        return
+    for _, leaf in find_leaves(value):
+        inner = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(inner, torch.Tensor | np.ndarray) and not isinstance(leaf, Whole):
+            yield inner
+
+
+def memory_of(value: Any) -> int:
+    """Where the values of a tensor or an array begin, with all that it is a view of."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return int(value.__array_interface__["data"][0])

@@ -30,9 +30,10 @@ Reference:
     Differs: counts and sample are part of the bucket, instead of a separate all-reduce.
 """
 
+import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class GradientReducer:
         self._buckets = [
             bucket for reduction in reductions for bucket in make_buckets(reduction, bucket_bytes)
         ]
-        self._is_last = self._comes_in_parts = False
+        self._is_last = self._comes_in_parts = self._is_paused = False
         self._num_started = self._num_sums = 0
         self._num_backwards: Counter[int] = Counter()
         """By stage, in this step."""
@@ -208,6 +209,15 @@ class GradientReducer:
         """The parameter whose values are compared in this step."""
         return bucket.parameters[self._num_sums % len(bucket.parameters)]
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, backwards are nobody's step: their gradients are left alone."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def close(self) -> None:
         """Remove the hooks from the parameters."""
         for hook in self._hooks:
@@ -215,6 +225,8 @@ class GradientReducer:
 
     def _make_hook(self, bucket: Bucket, index: int) -> Any:
         def arrived(parameter: torch.Tensor) -> None:
+            if self._is_paused:
+                return
             bucket.used.add(index)
             if bucket.num_arrivals:
                 self._count(bucket, index)

@@ -90,6 +90,8 @@ class Contents:
         """Lists, dicts, sets, deques and attributes of objects, each with a copy."""
         self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._seen: set[int] = set()
+        self._of_objects: list[tuple[Any, Any]] = []
+        """Those of the containers that are attributes of objects."""
 
     def add(self, values: Iterable[Any], depth: int = 0) -> None:
         """Save what these values hold."""
@@ -100,6 +102,8 @@ class Contents:
             if container is not None:
                 self._seen.add(id(value))
                 self._containers.append((container, container.copy()))
+                if container is not value:
+                    self._of_objects.append(self._containers[-1])
                 inside = container.values() if isinstance(container, dict) else container
                 self.add(list(inside), depth + 1)
             elif isinstance(value, torch.Tensor) and value.is_leaf and not value.is_meta:
@@ -112,6 +116,17 @@ class Contents:
         return any(not _hold_the_same(*pair) for pair in self._containers) or any(
             not _have_equal_values(*pair) for pair in self._values
         )
+
+    def have_objects_changed(self) -> bool:
+        """Whether an object has other attributes now."""
+        return any(not _hold_the_same(*pair) for pair in self._of_objects)
+
+    def have_changed_beyond_logs(self) -> bool:
+        """Whether something holds other values now; lists that have only grown are logs."""
+        return any(
+            not _hold_the_same(container, copy) and not _has_grown(container, copy)
+            for container, copy in self._containers
+        ) or any(not _have_equal_values(*pair) for pair in self._values)
 
     def put_back(self) -> None:
         """Let all hold what they held."""
@@ -154,6 +169,10 @@ class ModuleState:
             for saved in self._saved
             for name in saved.changed_numbers()
         ]
+
+    def have_objects_changed(self) -> bool:
+        """Whether objects that modules hold have other attributes now."""
+        return any(saved.contents.have_objects_changed() for saved in self._saved)
 
     def restrict(self, modules: Iterable[nn.Module]) -> None:
         """Forget the state of all other modules."""
@@ -219,6 +238,11 @@ def _hold_the_same(container: Any, copy: Any) -> bool:
         return bool(container == copy)
     pairs = zip(container, copy, strict=True)
     return all(first is second or _are_equal(first, second) for first, second in pairs)
+
+
+def _has_grown(container: Any, copy: Any) -> bool:
+    is_list = isinstance(container, list | deque)
+    return is_list and _hold_the_same(list(container)[: len(copy)], list(copy))
 
 
 def _have_equal_values(first: torch.Tensor, second: torch.Tensor) -> bool:

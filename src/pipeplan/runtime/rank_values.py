@@ -2,12 +2,16 @@
 
 import math
 import time
+import zlib
+from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
-__all__ = ["HALF_BITS", "are_alike", "is_time"]
+__all__ = ["Likeness", "as_number", "compare_changes", "is_time"]
 
-HALF_BITS = 31
-"""Of a number that holds two: one for values, and one with what ranks may have of their own."""
+PART_BITS = 20
+LARGEST = (1 << PART_BITS) - 1
+"""Of each view, in a number that holds three."""
 MARGIN_S = 60.0
 """How much clocks of hosts differ."""
 LEAST_TIME_S = 1000.0
@@ -16,14 +20,39 @@ STARTED_S, LAUNCH_S = time.time(), 600.0
 """When this process began, at the latest, and how much earlier other ranks may have begun."""
 
 
-def are_alike(first: int, second: int) -> bool:
-    """Whether two ranks have changed the same: equal values, or each its own rank's."""
-    if first == second:
-        return True
-    if min(first, second) < 2:  # one of them has changed nothing
-        return False
-    pairs = zip(divmod(first - 2, 1 << HALF_BITS), divmod(second - 2, 1 << HALF_BITS), strict=True)
-    return any(mine == other for mine, other in pairs)
+class Likeness(Enum):
+    """What two ranks' changes are to each other."""
+
+    SAME = auto()
+    DOUBTFUL = auto()
+    """They differ in what ranks may have of their own; computing has to tell whether it matters."""
+    OTHER = auto()
+
+
+def as_number(*views: Sequence[Any], training: bool) -> int:
+    """One number for what a rank has changed; 0 for nothing.
+
+    The views are texts: of all of it, of what has to be alike, and of the same with equal texts for
+    what names the rank.
+    """
+    number = 0
+    if training and not any(views):  # as in almost all steps
+        return number
+    for texts in views:
+        crc = zlib.crc32(repr((training, texts)).encode(errors="replace"))
+        number = (number << PART_BITS) + (1 + crc % LARGEST if texts or not training else 0)
+    return number
+
+
+def compare_changes(first: int, second: int) -> Likeness:
+    """Compare the numbers of two ranks."""
+    parts = [
+        first >> shift & LARGEST == second >> shift & LARGEST
+        for shift in (2 * PART_BITS, PART_BITS, 0)
+    ]
+    if parts[0]:
+        return Likeness.SAME
+    return Likeness.DOUBTFUL if any(parts) else Likeness.OTHER
 
 
 def is_time(value: Any) -> bool:

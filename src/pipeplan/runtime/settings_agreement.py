@@ -6,7 +6,6 @@ are compared in every step: a scheduler that steps on one rank only gives its st
 own.
 """
 
-import types
 import zlib
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -14,24 +13,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from pipeplan.documents.text import excerpt
+from pipeplan.documents.text import excerpt, printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import KINDS, Plan
+from pipeplan.runtime.function_watch import text_of_function
+from pipeplan.runtime.model_checks import require_whole
 from pipeplan.runtime.replica_setup import ReplicaSettings
 
 __all__ = ["hash_options", "require_same_settings"]
 
 
 def require_same_settings(
-    plan: Plan, settings: ReplicaSettings, more: Mapping[str, Any], functions: Mapping[str, Any]
+    plan: Plan,
+    model: nn.Module,
+    settings: ReplicaSettings,
+    more: Mapping[str, Any],
+    functions: Mapping[str, Any],
 ) -> None:
-    """Refuse settings that differ between ranks; all ranks have to call it.
+    """Refuse settings and parameters that differ between ranks; all ranks have to call it.
 
     Functions are only compared in whether they are given.
 
     Raises:
-        RuntimeMismatchError: on every rank, it names the setting.
+        RuntimeMismatchError: on every rank, it names the setting or the parameter.
     """
     own = {
         "plan": _hash_plan(plan),
@@ -39,8 +45,8 @@ def require_same_settings(
         "amp_dtype": settings.amp_dtype,
         "bucket_bytes": settings.bucket_bytes,
         "verify": "first-step" if settings.verifies else "off",
-        "loss_fn": _text_of(settings.loss.loss_fn),
-        **{f"metrics[{name!r}]": _text_of(each) for name, each in settings.loss.metrics.items()},
+        "loss_fn": text_of_function(settings.loss.loss_fn),
+        **{f"metrics[{name!r}]": text_of_function(f) for name, f in settings.loss.metrics.items()},
         **more,
         **{name: None if each is None else "given" for name, each in functions.items()},
     }
@@ -53,17 +59,40 @@ def require_same_settings(
                     f"{name}: is {excerpt(other[name])} on rank {rank}, but {excerpt(first)} on"
                     " rank 0; make the pipeline in the same way on every rank"
                 )
+    _require_same_parameters(model, settings.loss.loss_fn)
 
 
-def _text_of(function: Any) -> str:
-    """A text that tells functions apart, by their names and their code."""
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, types.FunctionType):
-        return getattr(function, "__qualname__", type(function).__qualname__)
-    code = function.__code__
-    constants = [each for each in code.co_consts if isinstance(each, int | float | str | bytes)]
-    text = repr((code.co_code, code.co_names, constants)).encode(errors="replace")
-    return f"{function.__qualname__} ({zlib.crc32(text):08x})"
+def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
+    """Refuse parameters that have other shapes or are frozen on some ranks only.
+
+    Ranks would make other groups for them, and wait for each other for ever. All ranks have to call
+    it.
+
+    Raises:
+        RuntimeMismatchError: on every rank, it names the parameter.
+    """
+    require_whole(model)
+    named = list(model.named_parameters())
+    if isinstance(loss_fn, nn.Module):
+        named += loss_fn.named_parameters("loss_fn")
+    own = {
+        name: f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
+        for name, p in named
+    }
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
+    if len(set(digests)) == 1:
+        return
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    for rank, other in enumerate(everyone):
+        for name in dict.fromkeys((*everyone[0], *other)):
+            mine, theirs = everyone[0].get(name, "not there"), other.get(name, "not there")
+            if mine != theirs:
+                raise RuntimeMismatchError(
+                    f"parameter {printable(name)!r}: is {theirs} on rank {rank}, but {mine} on rank"
+                    " 0; build the model alike on every rank"
+                )
 
 
 def _hash_plan(plan: Plan) -> str:

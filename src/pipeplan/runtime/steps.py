@@ -93,11 +93,13 @@ class Steps:
     def _set_up_comparisons(self, placement: Placement) -> None:
         """Find out what rides with messages, and which layers have replicas."""
         plan, replica, loss, transport = self._plan, self._replica, self._loss, self._transport
-        num_ranks, num_sums = dist.get_world_size(), 2 + len(loss.metrics)
+        num_ranks, num_sums = dist.get_world_size(), 3 + len(loss.metrics)
         self._can_ride = transport.carries_notes and can_ride(
             plan, placement.ranks, num_ranks, num_sums
         )
         self._rank_before = placement.ranks[self._first - 1][0] if self._first > 0 else -1
+        self._is_doubted = False
+        """Whether ranks have changed something that they may have of their own."""
         self._has_agreed = False
         """Whether a step has begun; the first one's notice comes ahead of its messages."""
         self._ride: Ride | None = None
@@ -118,7 +120,7 @@ class Steps:
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
         ride = None if self._updater.needs_norm else self._ride
         if ride is not None:
-            ride.own = lambda: [*stats.tolist(), weight]
+            ride.own = lambda: [*self._with_doubt(stats).tolist(), weight]
         else:
             self._sum.expect(len(stats) + NUM_ADDED)
         if blocks is not None:
@@ -136,8 +138,11 @@ class Steps:
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         carried = ride.totals(len(stats) + 1) if ride is not None else None
-        sums = self._updater.update(stats, weight, self._sum, applies=update, carried=carried)
+        sums = self._updater.update(
+            self._with_doubt(stats), weight, self._sum, applies=update, carried=carried
+        )
         loss = self._take_sums(sums)
+        self._recheck(batch, targets, number)
         self._transport.synchronize()
         self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3
         return loss
@@ -156,13 +161,19 @@ class Steps:
                 blocks.run(self._arrange(blocks, forwards))
         self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
-        self._sum.start(stats)
-        return self._take_sums(self._sum.finish())
+        self._sum.start(self._with_doubt(stats))
+        loss = self._take_sums(self._sum.finish())
+        self._recheck(batch, targets, number)
+        return loss
 
     def _begin(
         self, batch: Any, targets: Any, mode: Mode, number: int
     ) -> tuple[StepBlocks | None, torch.Tensor]:
-        """The blocks of this rank, None if it has no stage; and where the loss is summed."""
+        """The blocks of this rank, None if it has no stage; and where the loss is summed.
+
+        Behind the loss and metrics, there is what replicas have changed, and a doubt at the end.
+        """
+        self._agreement.has_doubt = False
         self._watchdog.enter(State.WAITING, "for the start of the step")
         require_inputs(self._rank, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
@@ -183,7 +194,9 @@ class Steps:
         self.num_rows, self.times = agreed.rows, []
         num_stats = 1 + len(self._loss.metrics)
         stats = torch.zeros(
-            num_stats + 2 * bool(self._replicas), dtype=torch.float64, device=self._transport.device
+            num_stats + 1 + 3 * bool(self._replicas),
+            dtype=torch.float64,
+            device=self._transport.device,
         )
         if self._watch is not None:
             for index, changes in enumerate(self._watch.look(), start=num_stats):
@@ -280,16 +293,35 @@ class Steps:
 
     def _take_sums(self, sums: list[float]) -> float:
         """The loss, of the sums over all ranks."""
+        *sums, doubts = sums
         if self._replicas:
-            *sums, plain, local = sums
-            if plain and local:
+            *sums, plain, strict, local = sums
+            if plain and strict and local:
                 self._refuse_changes()
+            doubts += bool(plain)
+        self._is_doubted = bool(doubts)
         if self._watch is not None:
             self._watch.settle()
-        self._code.end_step()
+        if not doubts:
+            self._code.end_step()
         loss, *numbers = sums
         self.metrics = dict(zip(self._loss.metrics, numbers, strict=True))
         return loss
+
+    def _with_doubt(self, stats: torch.Tensor) -> torch.Tensor:
+        """The sums of this rank, when it has compared its variables with those of others."""
+        if self._agreement.has_doubt:
+            stats[-1] = 1.0
+        return stats
+
+    def _recheck(self, batch: Any, targets: Any, number: int) -> None:
+        """Compare what the ranks compute, if it is time or they are in doubt."""
+        self._first_step.recheck(
+            batch, targets, self.num_rows, number, self._watchdog, is_doubted=self._is_doubted
+        )
+        if self._is_doubted:
+            self._code.clear_doubts()
+            self._code.end_step()
 
     def _refuse_changes(self) -> None:
         """Say on all ranks what a program has changed on some replicas only."""

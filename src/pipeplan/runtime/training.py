@@ -155,7 +155,7 @@ class Pipeline(SavedTraining):
             confirm(gathering)
             more = {"clip_norm": clip_norm, "on_nan": on_nan, "replan_after": replan_after}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
-            require_same_settings(self.plan, settings, more, made)
+            require_same_settings(self.plan, model, settings, more, made)
             self._code = agree_on_code(model, self._loss, self.rank)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)

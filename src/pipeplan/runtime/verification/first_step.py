@@ -1,5 +1,7 @@
-"""The comparison with the whole model, as a pipeline uses it: once, before its first step."""
+"""The comparison with the whole model, as a pipeline uses it: before its first step, and later."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +13,7 @@ from pipeplan.runtime.replica_setup import Replica, ReplicaSettings
 from pipeplan.runtime.stage_orders import stage_order
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
-from pipeplan.runtime.verification.loss_rows import LossOfRows
-from pipeplan.runtime.verification.verdict import Verification
+from pipeplan.runtime.verification.verdict import Verdict, Verification
 
 __all__ = ["FirstStep"]
 
@@ -30,8 +31,9 @@ class FirstStep:
         first_name_of: dict[str, str],
         settings: ReplicaSettings,
     ) -> None:
-        self._doubt: str | None = None
-        self._loss_rows: LossOfRows | None = None
+        self._verdict: Verdict | None = None
+        self._looked_at = {0}
+        """Numbers of batches; evaluations in between have the same."""
         self._verification: Verification | None = None
         if settings.verifies:
             self._verification = Verification(
@@ -58,23 +60,54 @@ class FirstStep:
         Later the last stage looks at the targets now and then: in batch 1, 2, 4, 8, ...
         """
         if self._verification is None:
-            if self._loss_rows is not None and number & (number - 1) == 0:
-                problem = self._loss_rows.find_problem(targets, num_rows)
-                if problem is not None:
-                    raise RuntimeMismatchError(problem)
             return
-        watchdog.enter(State.OUTSIDE)  # it may take longer than a block
-        try:
-            self._doubt, self._loss_rows = self._verification.run(batch, targets, num_rows)
-        except RuntimeMismatchError as error:  # all ranks raise it
-            watchdog.report(error, is_mismatch=True)
-            raise
-        self._verification = None
-        watchdog.enter(State.WAITING, "for the start of the step")
+        if self._verdict is None:
+            with _outside(watchdog):
+                self._verdict = self._verification.run(batch, targets, num_rows)
+                if self._verdict.is_due:
+                    self._compare_ranks(self._verdict, batch, targets, num_rows)
+        elif self._verdict.loss_rows is not None and number & (number - 1) == 0:
+            problem = self._verdict.loss_rows.find_problem(targets, num_rows)
+            if problem is not None:
+                raise RuntimeMismatchError(problem)
+
+    def recheck(
+        self,
+        batch: Any,
+        targets: Any,
+        num_rows: int,
+        number: int,
+        watchdog: Watchdog,
+        *,
+        is_doubted: bool,
+    ) -> None:
+        """Compare what the ranks compute, behind batch 1, 2, 4, 8, ... and in doubt."""
+        is_due = number & (number - 1) == 0 and number not in self._looked_at
+        if self._verdict is not None and (is_due or is_doubted):
+            self._looked_at.add(number)
+            with _outside(watchdog):
+                self._compare_ranks(self._verdict, batch, targets, num_rows)
+
+    def _compare_ranks(self, verdict: Verdict, batch: Any, targets: Any, num_rows: int) -> None:
+        assert self._verification is not None  # it has given the verdict
+        if verdict.doubt is None:
+            verdict.recheck.run(self._verification.share(batch, targets, num_rows)[0])
 
     def require_no_doubt(self, watchdog: Watchdog) -> None:
         """Refuse a step in which no stage raises, although the whole model does."""
-        if self._doubt is not None:
-            error = RuntimeMismatchError(self._doubt)
+        if self._verdict is not None and self._verdict.doubt is not None:
+            error = RuntimeMismatchError(self._verdict.doubt)
             watchdog.report(error, is_mismatch=True)
             raise error
+
+
+@contextlib.contextmanager
+def _outside(watchdog: Watchdog) -> Iterator[None]:
+    """Inside, this rank may take longer than for a block; what it refuses, all ranks refuse."""
+    watchdog.enter(State.OUTSIDE)
+    try:
+        yield
+    except RuntimeMismatchError as error:
+        watchdog.report(error, is_mismatch=True)
+        raise
+    watchdog.enter(State.WAITING, "for the start of the step")

@@ -25,6 +25,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import LOSS_NAME
+from pipeplan.runtime.verification.digests import Numbers, add_up, digest, gradient_of
 from pipeplan.runtime.verification.layer_records import LayerRecorder, Noted, note
 from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
@@ -36,6 +37,7 @@ from pipeplan.splitting.torch_private import count_changes
 __all__ = [
     "evaluate_whole",
     "gradients_of_whole",
+    "numbers_of_whole",
     "owned_positions",
     "run_stage",
     "run_whole",
@@ -58,7 +60,9 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
                 recorder.begin()
                 stage.runner.seed_block(0, index)
                 with randomness:
-                    total, loss = _whole_loss(stage, sample.copied(), share, num_rows, recorder)
+                    total, loss = _whole_loss(
+                        stage, sample.copied(), share, num_rows, recorder, result.numbers
+                    )
                 recorder.end()
                 result.losses.append(loss.detach().clone())
                 result.calls.append(recorder.calls)
@@ -73,8 +77,38 @@ def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> 
     finally:
         recorder.detach()
     result.draws, result.again = randomness.draws, recorder.again
+    if trains:
+        _note_gradients(stage, result.numbers)
     _note_tensors(stage, result)
     return result
+
+
+def numbers_of_whole(stage: StageCalls, sample: Sample) -> Numbers:
+    """What the whole model computes in training: output, losses and gradients, as a few numbers."""
+    numbers: Numbers = {}
+    randomness = SameRandomness()
+    _clear(*stage.modules())
+    seed_python("start")
+    with _mode(stage.modules(), trains=True), randomness:
+        total, _ = _whole_loss(stage, sample.copied(), 1.0, sample.num_rows, numbers=numbers)
+        if total.requires_grad:
+            total.backward()  # type: ignore[no-untyped-call]
+    _note_gradients(stage, numbers)
+    _clear(*stage.modules())
+    return numbers
+
+
+def _note_gradients(stage: StageCalls, numbers: Numbers) -> None:
+    """Note the gradients of all parameters of the whole model and of the loss."""
+    named = dict(stage.module.model.named_parameters())
+    if isinstance(stage.loss.loss_fn, nn.Module):
+        known = set(map(id, named.values()))
+        of_loss = stage.loss.loss_fn.named_parameters(LOSS_NAME)
+        named |= {name: parameter for name, parameter in of_loss if id(parameter) not in known}
+    for name, parameter in named.items():
+        what = gradient_of(stage.first_name_of.get(name, name))
+        found = None if parameter.grad is None else digest(parameter.grad)
+        numbers[what] = add_up(numbers.get(what), found)
 
 
 def evaluate_whole(stage: StageCalls, sample: Sample) -> tuple[float, Any]:
@@ -110,6 +144,7 @@ def _whole_loss(
     share: float,
     num_rows: int,
     recorder: LayerRecorder | None = None,
+    numbers: Numbers | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss with its share of the batch, and the loss itself."""
     args, kwargs = sample.call
@@ -119,11 +154,23 @@ def _whole_loss(
         if recorder is not None:
             recorder.move("loss")
         loss = stage.loss.of(output, sample.targets, share, stage.autocast())
+    if numbers is not None:
+        _note_results(output, loss, extra, numbers)
     total = loss * share if share else loss * 1.0
     row_share = sample.num_rows / num_rows
     for more in extra:
         total = total + more * row_share
     return total, loss * share
+
+
+def _note_results(
+    output: Any, loss: torch.Tensor, extra: Sequence[torch.Tensor], numbers: Numbers
+) -> None:
+    """Add a forward's results to those of the samples before."""
+    found = {"its loss": [loss], "what add_loss adds": extra, "its output": tensors_in(output)}
+    for what, tensors in found.items():
+        for tensor in tensors:
+            numbers[what] = add_up(numbers.get(what), digest(tensor))
 
 
 def _crossing(module: StageModule, recorder: LayerRecorder, atom: int) -> Noted | None:
@@ -323,9 +370,10 @@ def _require_no_gradients(model: nn.Module) -> None:
             )
 
 
-def _clear(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
+def _clear(*modules: nn.Module) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What the comparison of a stage knows: its samples, its calls, and what a run of them gave."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,16 @@ from torch import nn
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.code_state import CodeState
 from pipeplan.runtime.execution import StageRunner
+from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.verification.digests import Numbers
 from pipeplan.runtime.verification.layer_records import LayerCall, Noted
 from pipeplan.runtime.verification.same_randomness import Draw
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.stage_modules import StageModule
 
-__all__ = ["KeptState", "Result", "Sample", "StageCalls"]
+__all__ = ["KeptState", "Result", "Sample", "StageCalls", "fingerprint_whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,10 @@ class Result:
     uses_own_generator: bool = False
     remembers: list[str] = field(default_factory=list)
     """Buffers and numbers that have changed."""
+    keeps_state: bool = False
+    """Whether globals, or objects that layers hold, have changed."""
+    numbers: Numbers = field(default_factory=dict)
+    """Of the whole model in training: its output, losses and all gradients."""
     has_gradient: bool = False
     """Whether the loss depends on a parameter that is trained."""
 
@@ -86,8 +92,16 @@ class StageCalls:
     """Parameters that the optimizer shrinks by weight decay, even if their gradient is zero."""
     kinds: frozenset[Kind] = frozenset({Kind.FORWARD, Kind.BACKWARD})
     """The kinds of the stage's blocks."""
+    first_name_of: Mapping[str, str] = field(default_factory=dict)
+    """The first name that the whole model has for each parameter."""
     own_stages: frozenset[int] = frozenset()
     """All stages of the rank, if it has several."""
+
+    @property
+    def device_kind(self) -> str:
+        """Results of equal kinds agree nearly to the last bit."""
+        is_cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
 
     def splits(self, index: int) -> bool:
         """Whether the backward of a sample runs in two halves; where the plan has both, in turn."""
@@ -118,3 +132,13 @@ class StageCalls:
         weights = [self.loss.weight(sample.targets, sample.num_rows) for sample in samples]
         total = sum(weights)
         return [weight / total if total else 0.0 for weight in weights]
+
+
+def fingerprint_whole(stage: StageCalls) -> int:
+    """Of the values of the whole model and the loss."""
+    with stage.module.whole() as model:
+        found = [model.state_dict()]
+        if isinstance(stage.loss.loss_fn, nn.Module):
+            found.append(stage.loss.loss_fn.state_dict())
+        tensors = [t for each in found for t in each.values() if isinstance(t, torch.Tensor)]
+        return fingerprint(tuple(tensors), 0)

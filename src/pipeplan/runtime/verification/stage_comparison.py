@@ -32,10 +32,10 @@ from pipeplan.runtime.verification.differences import (
     are_close,
     find_difference,
 )
+from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
 from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
-from pipeplan.runtime.verification.same_loss import find_other_loss, fingerprint_whole
 from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.runtime.verification.shared_gradients import (
     Projections,
@@ -43,7 +43,13 @@ from pipeplan.runtime.verification.shared_gradients import (
     find_shared,
     project,
 )
-from pipeplan.runtime.verification.stage_calls import KeptState, Result, Sample, StageCalls
+from pipeplan.runtime.verification.stage_calls import (
+    KeptState,
+    Result,
+    Sample,
+    StageCalls,
+    fingerprint_whole,
+)
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.torch_private import count_changes
 
@@ -66,8 +72,8 @@ class Report:
     """The whole model's loss on this rank."""
     whole: Projections
     cut: Projections
-    weights: int = 0
-    """Stands for the values of the whole model on this rank."""
+    run: WholeRun | None = None
+    """What the whole model gave on this rank."""
     whole_error: str | None = None
     """Why the whole model could not run at all."""
     loss_rows: LossOfRows | None = None
@@ -76,12 +82,13 @@ class Report:
     """What users should know of rows that influence each other."""
     remembers: tuple[str, ...] = ()
     """Buffers and numbers that a forward of the whole model changes."""
+    keeps_state: bool = False
+    """Whether it changes globals, or objects that layers hold: other ranks cannot get these."""
 
 
 def compare_stage(
     stage: StageCalls,
     samples: Sequence[Sample],
-    first_name_of: Mapping[str, str],
     held_by: Mapping[str, set[int]],
     *,
     recomputes: bool = False,
@@ -106,7 +113,7 @@ def compare_stage(
             stage.parameters,
             module.rest.separate(own),
             held_by,
-            first_name_of,
+            stage.first_name_of,
             stage.own_stages,
         )
         rows = RowReport()
@@ -136,10 +143,11 @@ def compare_stage(
         loss=float(sum(wholes[True].losses)),
         whole=project(wholes[True].gradients, shared),
         cut=project(cut.gradients, shared),
-        weights=weights,
+        run=WholeRun(device=stage.device_kind, weights=weights, numbers=wholes[True].numbers),
         loss_rows=rows.loss_rows,
         note=rows.note,
         remembers=tuple(wholes[True].remembers),
+        keeps_state=wholes[True].keeps_state,
     )
 
 
@@ -199,6 +207,9 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
+                results[trains].keeps_state = (
+                    state.of_modules.have_objects_changed() or state.of_code.is_changed()
+                )
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
@@ -330,13 +341,23 @@ def _in_forward(text: str) -> Difference:
     return Difference(text=text, is_in_forward=True)
 
 
-def first_difference(reports: Sequence[Report], rounding: Callable[[float], float]) -> str | None:
-    """The difference of all stages that explains most; None if there is none."""
+def first_difference(
+    reports: Sequence[Report],
+    rounding: Callable[[float], float],
+    ranks: Sequence[int] | None = None,
+) -> str | None:
+    """The difference of all stages that explains most; None if there is none.
+
+    `ranks` are those that have compared each stage.
+    """
     found = [report.difference for report in reports if report.difference is not None]
     found.sort(key=lambda difference: not difference.is_in_forward)
     if found:
         return found[0].text
-    return find_other_loss(reports, rounding) or find_in_sums(reports, rounding)
+    pairs = zip(ranks or range(len(reports)), reports, strict=True)
+    runs = {rank: report.run for rank, report in pairs if report.run is not None}
+    other = find_other_run(runs, rounding(1.0)) if runs else None
+    return other or find_in_sums(reports, rounding)
 
 
 def _first_line(error: Exception) -> str:

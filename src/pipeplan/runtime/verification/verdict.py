@@ -17,6 +17,7 @@ from pipeplan.runtime.batches import as_call, mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
+from pipeplan.runtime.verification.rechecks import Recheck
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
@@ -26,7 +27,7 @@ from pipeplan.runtime.verification.stage_comparison import (
 )
 from pipeplan.splitting.nesting import map_tensors
 
-__all__ = ["Verification", "can_verify"]
+__all__ = ["Verdict", "Verification", "can_verify"]
 
 MOST_SAMPLES = 2
 """Microbatches that are compared: a second one shows state that passes between microbatches."""
@@ -53,6 +54,20 @@ def can_verify(model: nn.Module, verify: str, rank: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows if all stages are the whole model's."""
+
+    doubt: str | None
+    """A reason to refuse the step if no stage raises in it: the whole model does."""
+    loss_rows: LossOfRows | None
+    """By which the last stage looks at later targets."""
+    recheck: Recheck
+    """By which ranks compare later what they compute."""
+    is_due: bool
+    """Whether that has to be done at once: some ranks have not been compared yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """What one rank needs for the comparison."""
 
@@ -70,17 +85,15 @@ class Verification:
     kinds: tuple[frozenset[Kind], ...]
     """By stage, the kinds of its blocks."""
 
-    def run(self, batch: Any, targets: Any, num_rows: int) -> tuple[str | None, LossOfRows | None]:
+    def run(self, batch: Any, targets: Any, num_rows: int) -> Verdict:
         """Compare; all ranks have to call it.
 
-        Returns a reason to refuse the step if no stage raises in it: the whole model does. If a
-        stage raises too, that is the model's own error. The last stage also gets something by which
-        to look at later targets.
+        If a stage raises as the whole model does, that is the model's own error.
 
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
         """
-        samples = self._share(batch, targets, num_rows)
+        samples = self.share(batch, targets, num_rows)
         own: dict[int, Report] = {}
         if self.replica is not None and self.rank in self._comparing:
             try:
@@ -94,7 +107,7 @@ class Verification:
         sent = {stage: replace(report, loss_rows=None) for stage, report in own.items()}
         dist.all_gather_object(everyone, sent)
         reports = [everyone[rank][stage] for stage, rank in enumerate(self._comparing)]
-        found = first_difference(reports, self._rounding)
+        found = first_difference(reports, self._rounding, self._comparing)
         if found is not None:
             raise RuntimeMismatchError(
                 f'{found} (found by comparing the stages with the whole model; verify="off" leaves'
@@ -102,7 +115,26 @@ class Verification:
             )
         if self.rank == self._comparing[0]:
             self._tell_notes(reports)
-        return next((each.whole_error for each in reports if each.whole_error), None), loss_rows
+        has_replicas = any(len(ranks) > 1 for ranks in self.stage_ranks)
+        return Verdict(
+            doubt=next((each.whole_error for each in reports if each.whole_error), None),
+            loss_rows=loss_rows,
+            recheck=self._make_recheck(reports),
+            is_due=has_replicas or len({each.run.weights for each in reports if each.run}) > 1,
+        )
+
+    def _make_recheck(self, reports: list[Report]) -> Recheck:
+        parts = self.replica.parts if self.replica is not None else ()
+        return Recheck(
+            rank=self.rank,
+            replica=self.replica,
+            stage=self._stage_calls(parts[-1]) if parts else None,
+            stage_ranks=self.stage_ranks,
+            owners=self._comparing,
+            remembers=frozenset(name for each in reports for name in each.remembers),
+            is_certain=not any(each.keeps_state for each in reports),
+            rounding=self._rounding(1.0),
+        )
 
     def _tell_notes(self, reports: list[Report]) -> None:
         """Say how training by microbatches differs from training by whole batches."""
@@ -134,8 +166,8 @@ class Verification:
         dtype = self.amp_dtype or torch.float32
         return float(torch.finfo(dtype).eps ** 0.75 * size)
 
-    def _share(self, batch: Any, targets: Any, num_rows: int) -> list[Sample]:
-        """A few rows, and then all of them together.
+    def share(self, batch: Any, targets: Any, num_rows: int) -> list[Sample]:
+        """A few rows, and then all of them together; all ranks have to call it.
 
         Ranks that were not given any get them from those that were.
         """
@@ -155,10 +187,11 @@ class Verification:
             targets = mark_rows(targets, num_rows, "targets")
             aims = [select_rows(targets, r, host) for r in rows]
         sources = self._comparing[0], self._comparing[-1]
+        users = {rank for ranks in self.stage_ranks for rank in ranks}
         shared: list[Any] = []
         for kind, (value, source) in enumerate(zip((calls, aims), sources, strict=True)):
             box = [value]
-            is_missing = any(not given[rank][kind] for rank in self._comparing)
+            is_missing = any(not given[rank][kind] for rank in users)
             if given[source][kind] and is_missing:
                 dist.broadcast_object_list(box, src=source)
             shared.append(box[0] or [None] * len(rows))
@@ -173,12 +206,11 @@ class Verification:
         except RuntimeMismatchError as error:
             return failed(error)
 
-    def _compare_part(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
-        replica = self.replica
-        assert replica is not None  # this is one of its parts
+    def _stage_calls(self, part: Part) -> StageCalls:
+        assert self.replica is not None  # this is one of its parts
         groups = self.optimizer.param_groups
         decayed = {id(p) for group in groups if group.get("weight_decay") for p in group["params"]}
-        stage = StageCalls(
+        return StageCalls(
             module=part.module,
             runner=part.runner,
             loss=self.loss,
@@ -187,14 +219,18 @@ class Verification:
             amp_dtype=self.amp_dtype,
             decayed=frozenset(n for n, p in part.named.items() if id(p) in decayed),
             kinds=self.kinds[part.stage],
-            own_stages=frozenset(each.stage for each in replica.parts),
+            first_name_of=self.first_name_of,
+            own_stages=frozenset(each.stage for each in self.replica.parts),
         )
+
+    def _compare_part(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
+        replica, stage = self.replica, self._stage_calls(part)
+        assert replica is not None  # this is one of its parts
         with _on_one_device(stage) as placed:
             *parts, joint = [_move(sample, placed.device) for sample in samples]
             return compare_stage(
                 placed,
                 parts,
-                self.first_name_of,
                 replica.held_by,
                 recomputes=self.recomputes[part.stage],
                 has_replicas=len(replica.ranks) > 1,

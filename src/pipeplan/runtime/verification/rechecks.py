@@ -1,0 +1,214 @@
+"""All ranks compute the same whole model, later too: they run it once more now and then.
+
+A rank runs only its own layers, so a program that goes another way on one rank (a flag, a function,
+the environment) would train another model there. Before the first step all ranks have the whole
+model, and compare its losses and gradients (`digests`). Later they borrow it::
+
+    batch        0       1   2       4               8    ...   16, 32, ... and whenever in doubt
+    each rank    first   again: gets the other stages' tensors, runs a few rows of this batch
+                 step           through the whole model, compares, and forgets them
+
+So the cost vanishes. Doubts come from `code_agreement` and `attribute_watch`: what differs between
+ranks, but may well be of no influence (times, texts, logs, the main rank's flag).
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan.documents.text import printable
+from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.parameters import LOSS_NAME
+from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.verification.digests import WholeRun, find_other_run
+from pipeplan.runtime.verification.runs import numbers_of_whole
+from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
+from pipeplan.runtime.verification.whole_states import (
+    CodeMarks,
+    StageState,
+    filled,
+    filled_loss,
+    give_remembered,
+    take_state,
+)
+from pipeplan.splitting.torch_private import gradient_hooks
+
+__all__ = ["Recheck"]
+
+COPIES = 3
+"""Of the whole model that have to fit into the host's memory: its tensors, gradients, a margin."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recheck:
+    """One rank's part in the later comparisons; all ranks have one."""
+
+    rank: int
+    replica: Replica | None
+    stage: StageCalls | None
+    """One of this rank's stages; None for a rank that the plan does not use."""
+    stage_ranks: tuple[tuple[int, ...], ...]
+    owners: list[int]
+    """For each stage, the rank whose values count."""
+    remembers: Collection[str]
+    """Buffers and numbers that forwards change; replicas have others."""
+    is_certain: bool
+    """Whether forwards change nothing that cannot be sent to other ranks: globals, objects."""
+    rounding: float
+    marks: CodeMarks | None = None
+    _is_possible: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        if self.replica is not None:
+            self.marks = CodeMarks(self.replica.held.model)
+
+    def run(self, sample: Sample) -> None:
+        """Compare on these rows; all ranks have to call it.
+
+        Raises:
+            RuntimeMismatchError: on every rank, it names what differs and where.
+        """
+        if not self._is_possible or not self._have_room():
+            return
+        states = self._exchange()
+        found: WholeRun | str | None = None
+        if self.replica is not None and self.stage is not None:
+            found = self._run_whole(self.replica, self.stage, sample, states)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (found, self._is_certain_now(), self._hooked()))
+        hooked = {name for _, _, names in everyone for name in names}
+        runs = {
+            rank: each.without(hooked)
+            for rank, (each, _, _) in enumerate(everyone)
+            if isinstance(each, WholeRun)
+        }
+        errors = {r: each for r, (each, _, _) in enumerate(everyone) if isinstance(each, str)}
+        text = find_other_run(runs, self.rounding) if runs else None
+        if errors and runs:
+            rank = min(errors)
+            text = f"model: raises on rank {rank}, but not on rank {min(runs)}: {errors[rank]}"
+        if text is None:
+            return
+        if all(is_certain for _, is_certain, _ in everyone):
+            raise RuntimeMismatchError(f'{text} (verify="off" leaves this comparison out)')
+        self._is_possible = False
+        if self.rank == 0:
+            sys.stderr.write(
+                f"pipeplan: {text}; it is not refused, because forwards change globals or objects,"
+                " or the program has replaced functions of layers, which one rank alone knows:"
+                " ranks compare no more what they compute\n"
+            )
+
+    def _hooked(self) -> list[str]:
+        """Parameters of this rank whose gradients go through hooks, which other ranks have not."""
+        if self.replica is None or self.stage is None:
+            return []
+        names = self.stage.first_name_of
+        found = self.replica.held.model.named_parameters()
+        return [names.get(name, name) for name, each in found if gradient_hooks(each)[0]]
+
+    def _is_certain_now(self) -> bool:
+        if self.replica is None or self.marks is None:
+            return True
+        return self.is_certain and self.marks.are_same(self.replica.held.model)
+
+    def _have_room(self) -> bool:
+        """Whether the whole model fits into the memory of all ranks once more."""
+        own, free = 0, float("inf")
+        if self.replica is not None and self.stage is not None:
+            free = _free_bytes(self.stage.device)
+            if self.rank in self.owners:
+                own = sum(p.nbytes for p in self.replica.held.model.parameters())
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (own, free))
+        needed = COPIES * sum(size for size, _ in everyone)
+        self._is_possible = all(needed < free for _, free in everyone)
+        if not self._is_possible and self.rank == 0:
+            sys.stderr.write(
+                "pipeplan: the whole model does not fit into a rank's memory again, so ranks do not"
+                " compare what they compute after the first step\n"
+            )
+        return self._is_possible
+
+    def _exchange(self) -> tuple[StageState, StageState]:
+        """The states of stages that this rank does not hold, and what its own takes over."""
+        others, remembered = StageState(), StageState()
+        users = {rank for ranks in self.stage_ranks for rank in ranks}
+        for owner in dict.fromkeys(self.owners):
+            holders = set(self.stage_ranks[self.owners.index(owner)])
+            if users <= holders and not self.remembers:
+                continue
+            box: list[Any] = [None]
+            if self.rank == owner:
+                assert self.replica is not None  # it owns a stage
+                only = self.remembers if users <= holders else None
+                box = [take_state(self.replica.held.model, only)]
+            dist.broadcast_object_list(box, src=owner)
+            if self.rank not in holders:
+                others.add(box[0])
+            elif self.rank != owner:
+                remembered.add(box[0].only(self.remembers))
+        return others, remembered
+
+    def _run_whole(
+        self,
+        replica: Replica,
+        stage: StageCalls,
+        sample: Sample,
+        states: tuple[StageState, StageState],
+    ) -> WholeRun | str:
+        """What the whole model gives; or why it raises."""
+        others, remembered = states
+        model, loss_fn = replica.held.model, stage.loss.loss_fn
+        own = {id(module) for module in model.modules()}
+        with (
+            replica.reducer.paused(),
+            _keeping_gradients(stage.modules()),
+            replica.held.whole(),
+            filled(model, own, others),
+            filled_loss(loss_fn, LOSS_NAME, others),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # training itself will warn
+            state = stage.state()
+            try:
+                give_remembered(model, remembered)
+                numbers = numbers_of_whole(stage, sample)
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                return printable(f"{type(error).__name__}: {lines[0] if lines else ''}")
+            finally:
+                state.put_back()
+        return WholeRun(device=stage.device_kind, weights=0, numbers=numbers)
+
+
+@contextlib.contextmanager
+def _keeping_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Afterwards, parameters have the gradients that they had: batches may be accumulated."""
+    kept = [(p, p.grad) for module in modules for p in module.parameters(recurse=False)]
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+def _free_bytes(device: torch.device) -> float:
+    """The memory that one rank may use now."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    info = Path("/proc/meminfo")
+    if not info.exists():
+        return float("inf")
+    line = next(each for each in info.read_text().splitlines() if each.startswith("MemAvailable"))
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return float(line.split()[1]) * 1024 / num_ranks
