@@ -8,6 +8,12 @@
 // that are alike also move together (search_groups.hpp). The temperature falls from what the caller
 // says to 0.03 % of the current time. What is nearly as slow as the slowest part counts a little, too.
 //
+// Trips: how many stages there are hardly changes by such moves, because each device then has a new
+// place at once. So one move in a hundred dissolves or splits a stage, or moves a device, puts all cuts
+// anew (search_balance.hpp), and is then followed by small moves only. If these do not make the plan
+// good enough, the search goes back. Dissolved stages were what plans on random links lacked: the
+// recursion on orders begins with too many.
+//
 // A move touches few stages. What is known of the others stays: their costs, the bound of the
 // stages behind, and how long a microbatch takes in front. Most moves are rejected by these alone.
 //
