@@ -103,7 +103,7 @@ class Search {
                     champions_ = simulated(champion_, champions_.ms / champions_.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
             }
-            const bool leaves = makes_large_moves_ && !trip_.num_left && random_.below(kOneInTrips) == 0;
+            const bool leaves = makes_trips() && !trip_.num_left && random_.below(kOneInTrips) == 0;
             if (leaves) start_trip(heat);
             try_move(leaves ? judged_.ms * (1 + crowding_) * kTrip : accepted_ms(heat), leaves);
             if (trip_.num_left && !leaves) end_trip_if_done();
@@ -158,6 +158,8 @@ class Search {
         SearchPlan plan;  // from which it set out
         Judgement judged{};
     };
+    // Not where devices are alike: groups of them move together, and single ones do not help there.
+    bool makes_trips() const { return makes_large_moves_ && !moves_.moves_groups(); }
     void start_trip(double heat) {
         trip_.num_left = kTripMoves;
         trip_.accept_ms = accepted_ms(heat);
