@@ -6,9 +6,10 @@
     python benchmarks/quality/versions.py plan FOLDER long.jsonl --effort 8 --seed 1
     python benchmarks/quality/versions.py table FOLDER now.jsonl before.jsonl long.jsonl
 
-`make` writes models and clusters once; with another `--draw` they are others. `plan` plans them with the version that is installed where
-it runs, a line for each; it knows the library call of older versions, too. `table` compares the
-files: how far plans are above the best of all files, the certified gap, and the processor time.
+`make` writes models and clusters once; with another `--draw` they are others. `plan` plans them
+with the version that is installed where it runs, a line for each; it knows the library call of
+older versions, too. `table` compares the files: how far plans are above the best of all files, the
+certified gap, and the processor time.
 Samples may be split and memory does not count, because older versions know neither.
 
 L: 64 devices, S: 12 to 16. Models: the zoo, and the profiles in ../shared/profiles if present.

@@ -8,6 +8,12 @@
 // that are alike also move together (search_groups.hpp). The temperature falls from what the caller
 // says to 0.03 % of the current time. What is nearly as slow as the slowest part counts a little, too.
 //
+// Trips: how many stages there are hardly changes by such moves, because each device then has a new
+// place at once. So one move in a hundred dissolves or splits a stage, or moves a device, puts all cuts
+// anew (search_balance.hpp), and is then followed by small moves only. If these do not make the plan
+// good enough, the search goes back. Dissolved stages were what plans on random links lacked: the
+// recursion on orders begins with too many.
+//
 // A move touches few stages. What is known of the others stays: their costs, the bound of the
 // stages behind, and how long a microbatch takes in front. Most moves are rejected by these alone.
 //
@@ -97,7 +103,7 @@ class Search {
                     champions_ = simulated(champion_, champions_.ms / champions_.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
             }
-            const bool leaves = makes_large_moves_ && !trip_.num_left && random_.below(kOneInTrips) == 0;
+            const bool leaves = makes_trips() && !trip_.num_left && random_.below(kOneInTrips) == 0;
             if (leaves) start_trip(heat);
             try_move(leaves ? judged_.ms * (1 + crowding_) * kTrip : accepted_ms(heat), leaves);
             if (trip_.num_left && !leaves) end_trip_if_done();
@@ -152,6 +158,8 @@ class Search {
         SearchPlan plan;  // from which it set out
         Judgement judged{};
     };
+    // Not where devices are alike: groups of them move together, and single ones do not help there.
+    bool makes_trips() const { return makes_large_moves_ && !moves_.moves_groups(); }
     void start_trip(double heat) {
         trip_.num_left = kTripMoves;
         trip_.accept_ms = accepted_ms(heat);

@@ -2,9 +2,9 @@
 //
 // Only a change near the stage that decides the time can make a plan faster. So most moves look at
 // a critical stage. Most devices do not fit into a set: one slow link slows all of it. So a device
-// that is to join a set is chosen among several, by its links. On irregular clusters of 64 devices
-// both together made plans 5 % faster in the mean, within the same time. Every second time the cuts
-// follow the devices (search_cuts.hpp).
+// that is to join a set is chosen among several, by its links (search_fits.hpp). On irregular
+// clusters of 64 devices both together made plans 5 % faster in the mean, within the same time. Every
+// second time the cuts follow the devices (search_cuts.hpp).
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -22,7 +22,8 @@ namespace pipeplan {
 class MoveChoices : protected PlanEdits {
   public:
     MoveChoices(const Instance& in, Random& random)
-        : in_(in), random_(random), cuts_(in), fits_(in) {}
+        : in_(in), random_(random), cuts_(in), fits_(in),
+          num_tries_(std::clamp(in.num_devices / 6, 2, kMostTries)) {}
 
     // The plan that the next moves change, the stages that decide its time, and how long the
     // all-reduce of each may take without harm.
@@ -86,7 +87,7 @@ class MoveChoices : protected PlanEdits {
     // leaves for it, it takes the other's place.
     int fitting_device(int n, int leaving) {
         const double least_speed = leaves_slow_out(n) ? slowest_speed(n, leaving) : 0.0;
-        if (!fits_.is_known()) return best_linked_device(n, leaving, least_speed);
+        if (!fits_.is_known() || are_alike_) return best_linked_device(n, leaving, least_speed);
         const std::vector<float>& cost = fits_.costs_of_joining(*plan_, n);
         changes_->num_pairs += fits_.num_pairs(*plan_, n);
         const float* loss = nullptr;
@@ -124,13 +125,13 @@ class MoveChoices : protected PlanEdits {
         }
         int best = -1;
         double best_rate = -1.0;
-        for (int k = 0; k < kTries; ++k) {
+        for (int k = 0; k < num_tries_; ++k) {
             const int u = random_.below(in_.num_devices);
             if (stage_of_[u] == n || in_.speed[u] < least_speed) continue;
             const double rate = slowest_link(u, stage(beside).devices, leaving);
             if (rate > best_rate) best_rate = rate, best = u;
         }
-        changes_->num_pairs += kTries * num_devices(beside);
+        changes_->num_pairs += num_tries_ * num_devices(beside);
         return best;
     }
     // Where shares are even, a device that is slower than the others slows all of them.
@@ -141,13 +142,14 @@ class MoveChoices : protected PlanEdits {
         return slowest;
     }
 
+    bool are_alike_ = false;  // most devices: then one link tells all
     const Instance& in_;
     Random& random_;
     FollowingCuts cuts_;
     std::vector<int> stage_of_;  // [devices], of the plan that moves start from; -1: unused
 
   private:
-    static constexpr int kTries = 12, kFewestTries = 4, kPairsPerCut = 8;
+    static constexpr int kMostTries = 12, kFewestTries = 4, kPairsPerCut = 8;
 
     // Between a device and the others of a set.
     double slowest_link(int u, const std::vector<int>& devices, int leaving) const {
@@ -160,6 +162,7 @@ class MoveChoices : protected PlanEdits {
 
     int critical_[2] = {0, 0};
     FittingDevices fits_;
+    const int num_tries_;
 };
 
 }  // namespace pipeplan

@@ -1,10 +1,10 @@
 // Which device suits a stage, by all the links that it would use there: local search asks for this.
 //
 // On random links a device that suits the ring of a stage rarely suits its two neighbours, too. So
-// all three count at once, in milliseconds: the all-reduce and the two transfers that the
-// stage would have with this device. A device that comes from another stage leaves its place to the one that goes,
-// and what this costs there counts as well. All this is an estimate to choose by; the search then
-// evaluates the plan. For all devices it takes as long as four of them would, looked at one by one.
+// all three count at once, in milliseconds: the all-reduce and the two transfers that the stage would
+// have with this device. A device that comes from another stage leaves its place to the one that
+// goes, and what this costs there counts as well. All this is an estimate to choose by; the search
+// then evaluates the plan.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -19,7 +19,12 @@ class Moves : public MoveChoices {
   public:
     Moves(const Instance& in, Random& random, bool makes_large_moves)
         : MoveChoices(in, random), makes_large_moves_(makes_large_moves),
-          alike_(in, makes_large_moves), moves_groups_(alike_.are_worth_it()) {}
+          alike_(in, makes_large_moves), moves_groups_(alike_.are_worth_it()) {
+        are_alike_ = moves_groups_;
+    }
+
+    // Whether devices that are alike move together.
+    bool moves_groups() const { return moves_groups_; }
 
     // Makes one random move. False where it was not possible. The plan may be changed then too, but
     // not where another move was made before.
