@@ -99,7 +99,7 @@ def random_stages(rng: random.Random, model: ModelProfile, cluster: Cluster) -> 
 
 def equal_hosts(rng: random.Random) -> Cluster:
     """Hosts that are alike, maybe in racks that are alike; sometimes one of them is not."""
-    num_hosts, on_host = rng.choice([2, 3, 4, 4, 6]), rng.choice([2, 3, 4])
+    num_hosts, on_host = rng.choice([2, 3, 4, 4, 6, 9]), rng.choice([2, 3, 4])
     uplinks: float | dict[str, float] = rng.choice([0.5, 1.0, 2.0])
     if rng.random() < 0.2:
         uplinks = {f"h{h}": rng.choice([1.0, 1.0, 3.0]) for h in range(rng.randint(1, num_hosts))}
@@ -134,7 +134,7 @@ def even_stages(rng: random.Random, model: ModelProfile, cluster: Cluster) -> tu
     stages = []
     for n in range(num_stages):
         devices = [of_host[n] for of_host in hosts.values()]
-        if rng.random() < 0.2:
+        if rng.random() < 0.4:  # then flows that are alike use one side more often than another
             devices = rng.sample(devices, rng.randint(1, len(devices)))
         stages.append(Stage(layers=range(cuts[n], cuts[n + 1]), devices=tuple(devices)))
     return tuple(stages)
@@ -145,6 +145,28 @@ def symmetric_plan(seed: int) -> Plan:
     rng = random.Random(seed)
     cluster, model = equal_hosts(rng), random_model(rng)
     return _plan_of(rng, model, cluster, even_stages(rng, model, cluster))
+
+
+def half_symmetric_plan(seed: int) -> Plan:
+    """Many hosts of a few kinds, and any stages: kinds of flows use one side more than another."""
+    rng = random.Random(seed)
+    num_hosts = rng.randint(8, 36)
+    cluster = expand_hosts(
+        "kinds of hosts",
+        [HostGroup(count=num_hosts, devices=2, bandwidth_gb_per_s=5.0)],
+        between_hosts_gb_per_s=2.0,
+        duplex=rng.choice(list(Duplex)),
+        uplink_gb_per_s={f"h{h}": rng.choice([0.5, 1.0, 2.0]) for h in range(num_hosts)},
+    )
+    model = random_model(rng)
+    num_stages = rng.randint(1, min(4, len(model.layers)))
+    cuts = [0, *sorted(rng.sample(range(1, len(model.layers)), num_stages - 1)), len(model.layers)]
+    left = rng.sample(range(2 * num_hosts), 2 * num_hosts)
+    stages = []
+    for n in range(num_stages):
+        devices = [left.pop() for _ in range(rng.randint(1, min(9, num_hosts // 2)))]
+        stages.append(Stage(layers=range(cuts[n], cuts[n + 1]), devices=tuple(devices)))
+    return _plan_of(rng, model, cluster, tuple(stages))
 
 
 def random_plan(seed: int, preference: Preference | None = None) -> Plan:

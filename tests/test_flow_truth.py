@@ -15,11 +15,15 @@ from pipeplan.plain_flows import longest_times, replay_flows
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_plan, timeline_of
-from shared_plans import random_plan, symmetric_plan
+from shared_plans import half_symmetric_plan, random_plan, symmetric_plan
 
 COUNTS = [pytest.param(250, id="some"), pytest.param(6000, id="many", marks=pytest.mark.full)]
 ALIKE = {"rel": 1e-9, "abs": 1e-9}
-PLANS = [pytest.param(random_plan, id="any"), pytest.param(symmetric_plan, id="symmetric")]
+PLANS = [
+    pytest.param(random_plan, id="any"),
+    pytest.param(symmetric_plan, id="symmetric"),
+    pytest.param(half_symmetric_plan, id="half symmetric"),
+]
 
 
 @pytest.mark.parametrize("make_plan", PLANS)

@@ -102,6 +102,7 @@ MaxMinRates::MaxMinRates(const FlowTable& flows, std::size_t most_fillings)
         num_places += (room[side] + kChunk - 1) / kChunk * kChunk;
     }
     users_.limit.assign(num_places, kInfinity), users_.num_flows.assign(num_places, 0.0);
+    users_.num_there.assign(num_places, 0.0);
     users_.other.assign(num_places, num_sides_);
     users_.index.assign(num_places, 0), users_.slot.assign(num_places, 0);
 }
@@ -114,14 +115,23 @@ inline void MaxMinRates::set_user(int place, int slot, int index) {
         users_.other[place] = sides_of_kinds_[kind.first_side + kind.end_side - 1 - slot];
 }
 
+inline void MaxMinRates::count_user(int place, int slot, int index) {
+    const FlowClass& kind = kinds_[index];
+    const int other = kind.end_side - kind.first_side == 2 ? kind.first_side + kind.end_side - 1 - slot : slot;
+    users_.num_flows[place] = static_cast<double>(flows_on_[slot]) * num_flows_[index];
+    users_.num_there[place] = static_cast<double>(flows_on_[other]) * num_flows_[index];
+}
+
 inline void MaxMinRates::copy_user(int from, int to) {
     users_.limit[to] = users_.limit[from], users_.num_flows[to] = users_.num_flows[from];
+    users_.num_there[to] = users_.num_there[from];
     users_.other[to] = users_.other[from], users_.index[to] = users_.index[from];
     users_.slot[to] = users_.slot[from];
 }
 
 inline void MaxMinRates::clear_user(int place) {
-    users_.limit[place] = kInfinity, users_.num_flows[place] = 0.0, users_.other[place] = num_sides_;
+    users_.limit[place] = kInfinity, users_.other[place] = num_sides_;
+    users_.num_flows[place] = users_.num_there[place] = 0.0;
 }
 
 void MaxMinRates::add(int index, int num_flows) {
@@ -136,7 +146,7 @@ void MaxMinRates::add(int index, int num_flows) {
             side.num_many += has_many(index);
             set_user(place_[k], k, index);
         }
-        users_.num_flows[place_[k]] = static_cast<double>(flows_on_[k]) * num_flows_[index];
+        count_user(place_[k], k, index);
         if (is_gone) {
             const int last = side.first_user + --side.num_users;
             side.num_many -= has_many(index);
@@ -245,7 +255,7 @@ inline void MaxMinRates::fill_again(int index, double level, Sides& touched) {
     if (!has_moved_[index]) has_moved_[index] = 1, moved_.push_back(index);
     const Side& side = sides_[index];
     const double *const levels = level_.data(), *const limit = users_.limit.data();
-    const double* const num_flows = users_.num_flows.data();
+    const double* const num_there = users_.num_there.data();
     const int* const other = users_.other.data();
     double* const room = room_.data();
     const auto pass_on = [=, &touched](int next, int user, double left) {
@@ -254,7 +264,7 @@ inline void MaxMinRates::fill_again(int index, double level, Sides& touched) {
     };
     for (int k = side.first_user, end = side.end_chunk(); k < end; ++k) {
         const double more = std::min(limit[k], level) - std::min(limit[k], before);
-        const double left = room[other[k]] - num_flows[k] * more;
+        const double left = room[other[k]] - num_there[k] * more;
         room[other[k]] = left;
         pass_on(other[k], k, left);
     }

@@ -54,12 +54,14 @@ class MaxMinRates {
     // the other one; `other` is the side that limits nobody where there is none, or where there are several.
     struct Users {
         std::vector<double> limit, num_flows;
+        std::vector<double> num_there;  // flows on `other`; more or less where flows were merged
         std::vector<int> other, index;
         std::vector<int> slot;  // in sides_of_kinds_
     };
     static constexpr int kChunk = 4;
 
     void set_user(int place, int slot, int index);
+    void count_user(int place, int slot, int index);
     void copy_user(int from, int to);
     void clear_user(int place);
     bool has_many(int index) const { return kinds_[index].end_side - kinds_[index].first_side > 2; }

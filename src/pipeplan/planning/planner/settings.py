@@ -251,7 +251,7 @@ have no relaxed bound, which takes up to 0.7 s on 64 devices: prices alone prove
 less in three cases."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
-SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.25, 0.5
+SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.4, 0.5
 """The part of a search's budget where links are shared, and the same on regular clusters, which get
 little already: the problem without them is searched, too, and its plan is a start. Three to six
 times as much made 3 of 58 plans faster by more than 0.1 %."""
