@@ -51,22 +51,32 @@ def test_memory_is_never_exceeded_and_nothing_deadlocks() -> None:
 
 # Published schedulers on stages of equal length (Qi et al. 2024, arXiv:2405.15362, and 2401.10241):
 # forward, input gradient, weight gradient and transfer in ms, groups, microbatches, half stages
-# that a group may hold, and the iteration time to reach. The chain goes down the groups and up.
+# that a group may hold, the iteration time to reach, and schedules to try. The chain goes down the
+# groups and up. The one of 359 ms is an optimum, by a constraint solver; exchanges on one group at
+# a time end at 371.
 UNIFORM = [
-    ((5, 5, 5, 0), 4, 8, 6, 265),
-    ((5, 5, 5, 0), 8, 16, 16, 515),
-    ((5, 5, 5, 0), 8, 16, 8, 615),
-    ((5, 5, 5, 0), 16, 32, 12, 1255),
-    ((5, 5, 5, 2), 4, 8, 8, 275),
-    ((5, 5, 5, 2), 8, 16, 10, 661),
-    ((5, 6, 3, 1), 4, 8, 8, 256),
-    ((5, 6, 3, 1), 8, 16, 8, 759),
+    ((5, 5, 5, 0), 4, 8, 6, 265, 1000),
+    ((5, 5, 5, 0), 8, 16, 16, 515, 1000),
+    ((5, 5, 5, 0), 8, 16, 8, 615, 1000),
+    ((5, 5, 5, 0), 16, 32, 12, 1255, 1000),
+    ((5, 5, 5, 2), 4, 8, 8, 275, 1000),
+    ((5, 5, 5, 2), 8, 16, 10, 661, 1000),
+    ((5, 6, 3, 1), 4, 8, 8, 256, 1000),
+    ((5, 6, 3, 1), 8, 16, 8, 759, 1000),
+    ((5, 5, 5, 2), 4, 8, 4, 359, 8000),
 ]
 
 
-@pytest.mark.parametrize(("costs", "groups", "microbatches", "room", "goal_ms"), UNIFORM)
+@pytest.mark.parametrize(
+    ("costs", "groups", "microbatches", "room", "goal_ms", "num_runs"), UNIFORM
+)
 def test_schedules_reach_the_published_ones_at_the_same_memory(
-    costs: tuple[float, ...], groups: int, microbatches: int, room: int, goal_ms: float
+    costs: tuple[float, ...],
+    groups: int,
+    microbatches: int,
+    room: int,
+    goal_ms: float,
+    num_runs: int,
 ) -> None:
     forward, backward, weight, send = costs
     group = [*range(groups), *reversed(range(groups))]
@@ -86,5 +96,5 @@ def test_schedules_reach_the_published_ones_at_the_same_memory(
         kept_bytes=[1] * size,
         room_bytes=[room] * groups,
     )
-    found_ms, _, _ = _core.schedule_chain(chain, 1000, 0)
+    found_ms, _, _ = _core.schedule_chain(chain, num_runs, 0)
     assert found_ms <= goal_ms * (1 + 1e-9)
