@@ -276,7 +276,9 @@ class _Search:
             return
         problem.report("proving a lower bound")
         limit_ms, deadline = self.incumbent.iteration_ms, problem.deadline
-        is_relaxed = settings.proves_relaxed(self.num_devices, problem.effort, problem.any_shares)
+        is_relaxed = settings.proves_relaxed(
+            self.num_devices, self.num_layers, problem.effort, problem.any_shares
+        )
         if is_relaxed and (buckets := bucket_sizes(self.num_devices, self.num_layers)):
             arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
             self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
@@ -336,9 +338,12 @@ class _Search:
         The steps form one long sequence, and more effort only goes further along it. So more effort
         never gives a slower plan.
         """
-        is_near = self._is_within(settings.LARGE_GAP)
-        shares = self.plans_on_sets and self.cost.contention is not None
-        steps, bought = settings.search_cycle(self.settings, near=is_near, shares_on_sets=shares)
+        steps, bought = settings.search_cycle(
+            self.settings,
+            on_sets=self.plans_on_sets,
+            near=self._is_within(settings.LARGE_GAP),
+            shares_links=self.cost.contention is not None,
+        )
         left = self.problem.effort * bought
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")
