@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from pipeplan.planning.problem import Problem
+
 __all__ = [
     "ANY_PLAN",
     "BEFORE_PROOF",
@@ -165,9 +167,9 @@ _AFTER_SETS = (
     SearchStep(Starts.DIFFERENT, 1.0),
     SearchStep(Starts.PLAIN, 0.25),
 )
-"""The cycle where all sets of devices were planned on. Effort 1 buys its first step where the gap is
-small, and the first two where it is large. Of 240 problems with 8 to 16 devices, most of them with
-little memory, searches from plain plans and second cycles made none faster by more than 0.01 %."""
+"""The cycle where all sets of devices were planned on. Effort 1 buys its first step where the gap
+is small, and the first two where it is large. Of 240 problems with 8 to 16 devices, most of them
+with little memory, searches from plain plans and second cycles made none faster by over 0.01 %."""
 LARGE_GAP, SMALL_GAP_BUDGET = 0.02, 2.5e6
 """What a small gap is, and the most that a search then spends in a step of budget 1. With little
 memory gaps are larger, and so little a search would lose 4 %."""
@@ -241,9 +243,10 @@ MAX_PROVED_DEVICES, MIN_RELAXED_EFFORT = 128, 0.5
 """Beyond so many devices the work bound stands. With less effort, many devices of several speeds
 have no relaxed bound, which takes up to 0.7 s on 64 devices: prices alone proved 3 % more and 1 %
 less in three cases."""
-MAX_RELAXED_LAYERS = 512
-"""Beyond so many layers, devices of several speeds have no relaxed bound: with 921 on 12 devices it
-took 6 s, and proved no more than the work does."""
+MAX_RELAXED_LAYERS = {False: 512, True: 128}
+"""Beyond so many layers, devices of several speeds have no relaxed bound, by whether memory counts:
+with 921 on 12 devices it took 6 s, and with 177 and little memory 4 s. Both times it proved no more
+than the work does."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.25, 0.5
@@ -272,12 +275,12 @@ def unit_of(num_devices: int) -> int:
     return max(1, -(-num_devices // MAX_ORDER_UNITS))
 
 
-def proves_relaxed(num_devices: int, num_layers: int, effort: float, any_shares: bool) -> bool:
+def proves_relaxed(problem: Problem, num_devices: int, num_layers: int) -> bool:
     """Whether the relaxed bound is worth its time."""
-    if not any_shares:
+    if not problem.any_shares:
         return True
-    is_quick = effort >= MIN_RELAXED_EFFORT or num_devices <= MAX_NEAR_DEVICES
-    return is_quick and num_layers <= MAX_RELAXED_LAYERS
+    is_quick = problem.effort >= MIN_RELAXED_EFFORT or num_devices <= MAX_NEAR_DEVICES
+    return is_quick and num_layers <= MAX_RELAXED_LAYERS[problem.limits_memory]
 
 
 def search_cycle(
