@@ -17,7 +17,16 @@ namespace {
 
 constexpr int kMostRounds = 40, kMostCuts = 128, kSearchSteps = 60, kProofSteps = 400, kProofRuns = 8;
 constexpr std::size_t kMostRates = 1024;
+// The proof lists ways for each pair of cuts: with 400 rates and 921 layers these were 3 GB. So with
+// many cuts it looks at fewer rates, and with very many the bound stays as it was.
+constexpr double kMostWays = 1e7;
+constexpr int kMostProofCuts = 2000, kFewestProofSteps = 20;
 constexpr double kRise = 1.01, kCloseEnough = 1.001, kFirstStep = 0.1, kSmallerSteps = 0.03, kMostUses = 4.0;
+
+int proof_steps(const Instance& in) {
+    const double pairs = 0.5 * in.num_layers * in.num_layers;
+    return static_cast<int>(std::clamp<double>(kMostWays / pairs, kFewestProofSteps, kProofSteps));
+}
 
 std::vector<int> all_cuts(const Instance& in) {
     std::vector<int> cuts(in.num_layers + 1);
@@ -91,11 +100,12 @@ class PriceSearch {
 double price_bound(const Instance& in, double proved_ms, double limit_ms, double steps, Control& control) {
     in.require_proportional();
     if (!(proved_ms > 0) || !(limit_ms < kInfinity) || !(proved_ms < limit_ms)) return proved_ms;
+    if (in.num_layers > kMostProofCuts) return proved_ms;
     const BestLinks best(in, kMostRates, control);
     const PricedSets sets(in, best);
     PriceSearch search(in, sets, control);
     const std::vector<double> price = search.run(proved_ms, limit_ms, steps);
-    const std::vector<PricedOption> options = sets.options(price, kProofSteps);
+    const std::vector<PricedOption> options = sets.options(price, proof_steps(in));
     PriceCover cover(in, sets, all_cuts(in), control);
     double within_ms = search.time_ms(), open_ms = limit_ms * (1 + 1e-9);
     for (int run = 0; run < kProofRuns && cover.steps() < steps; ++run) {

@@ -88,7 +88,10 @@ def what_would_fit(
             problem = make_problem(a_model, a_cluster, number, seed=seed, **arguments)
             if not may_fit(problem):
                 return False
-            return not is_planned or attempt(replace(problem, needs_bound=False), planner).plan is not None
+            return (
+                not is_planned
+                or attempt(replace(problem, needs_bound=False), planner).plan is not None
+            )
         except (InfeasibleError, InputError, PlanFileError):
             return False
 
@@ -157,6 +160,7 @@ def _more_devices(cluster: Cluster, fits: Callable[..., bool]) -> list[str]:
         return larger
 
     most = min(MOST_TIMES * cluster.num_devices, MAX_LISTED_DEVICES // 4) - cluster.num_devices
+
     def has_room(count: int) -> bool:
         return fits(a_cluster=grown(count), is_planned=False)
 

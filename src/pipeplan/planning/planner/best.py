@@ -44,7 +44,7 @@ from pipeplan.planning.planner.lower_bound import (
 from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
-from pipeplan.planning.planner.room import orders_by_memory
+from pipeplan.planning.planner.room import orders_to_fit
 from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
 from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
@@ -220,12 +220,7 @@ class _Search:
         """Look for any plan that fits: on orders by memory, then on random ones."""
         if self.instance.has_equal_devices:
             return  # every order looks the same
-        rng = random.Random(self.problem.seed)
-        shuffled = (
-            tuple(rng.sample(range(self.num_devices), self.num_devices))
-            for _ in range(settings.NUM_RANDOM_ORDERS)
-        )
-        for order in (*orders_by_memory(self.problem), *shuffled):
+        for order in orders_to_fit(self.problem):
             if self.is_late or self.incumbent.has_plan:
                 return
             self._plan_on_order(with_ends(order, self.problem.limits), settings.ANY_PLAN)
@@ -276,7 +271,7 @@ class _Search:
             return
         problem.report("proving a lower bound")
         limit_ms, deadline = self.incumbent.iteration_ms, problem.deadline
-        is_relaxed = settings.proves_relaxed(self.num_devices, problem.effort, problem.any_shares)
+        is_relaxed = settings.proves_relaxed(problem, self.num_devices, self.num_layers)
         if is_relaxed and (buckets := bucket_sizes(self.num_devices, self.num_layers)):
             arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
             self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
@@ -335,9 +330,12 @@ class _Search:
         The steps form one long sequence, and more effort only goes further along it. So more effort
         never gives a slower plan.
         """
-        is_near = self._is_within(settings.LARGE_GAP)
-        shares = self.plans_on_sets and self.cost.contention is not None
-        steps, bought = settings.search_cycle(self.settings, near=is_near, shares_on_sets=shares)
+        steps, bought = settings.search_cycle(
+            self.settings,
+            on_sets=self.plans_on_sets,
+            near=self._is_within(settings.LARGE_GAP),
+            shares_links=self.cost.contention is not None,
+        )
         left = self.problem.effort * bought
         for cycle in itertools.count():
             rng = random.Random(f"{self.problem.seed} {cycle}")

@@ -1,8 +1,8 @@
 """Why no plan keeps the limits: what the plan that comes closest to fitting would need.
 
 All memory is taken larger by one factor. The least factor for which all layers fit on one of the
-device orders is closed in on, then the least for which the recursion finds a plan there. The plan says
-which stage needs how much.
+device orders is closed in on, then the least for which the recursion finds a plan there. The plan
+says which stage needs how much.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,19 +1,20 @@
 """Whether a problem's layers fit at all, in a fraction of the time of planning.
 
 Only memory counts. Each stage keeps its activations and holds one microbatch, which needs the least
-(`_core/front_room.hpp`). Links, constraints and times do not count, so a problem that fits may have no
-plan. If devices differ, one that does not fit on these orders may fit on others.
+(`_core/front_room.hpp`). Links, constraints and times do not count, so a problem that fits may have
+no plan. If devices differ, one that does not fit on these orders may fit on others.
 """
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.planning.planner.settings import Sizes, replica_counts
+from pipeplan.planning.planner.settings import NUM_RANDOM_ORDERS, Sizes, replica_counts
 from pipeplan.planning.problem import Problem
 
-__all__ = ["may_fit", "may_fit_on", "orders_by_memory"]
+__all__ = ["may_fit", "may_fit_on", "orders_by_memory", "orders_to_fit"]
 
 MAX_ALL_SIZES = 64
 """Devices up to which stages of every size are looked at."""
@@ -34,6 +35,14 @@ def orders_by_memory(problem: Problem) -> list[tuple[int, ...]]:
     rooms_gb = [device.memory_gb or np.inf for device in problem.cluster.devices]
     roomiest = tuple(sorted(range(len(rooms_gb)), key=lambda u: -rooms_gb[u]))
     return [roomiest, roomiest[::-1]]
+
+
+def orders_to_fit(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Orders by memory, then random ones."""
+    yield from orders_by_memory(problem)
+    rng, num_devices = random.Random(problem.seed), problem.cluster.num_devices
+    for _ in range(NUM_RANDOM_ORDERS):
+        yield tuple(rng.sample(range(num_devices), num_devices))
 
 
 def may_fit_on(

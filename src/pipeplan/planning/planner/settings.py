@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+from pipeplan.planning.problem import Problem
+
 __all__ = [
     "ANY_PLAN",
     "BEFORE_PROOF",
@@ -165,15 +167,12 @@ BEFORE_PROOF = SearchStep(Starts.DIFFERENT, 0.25)
 """Where the proof looks at all sets of devices."""
 _AFTER_SETS = (
     SearchStep(Starts.DIFFERENT, 0.5),
-    SearchStep(Starts.DIFFERENT, 0.5),
     SearchStep(Starts.DIFFERENT, 1.0),
     SearchStep(Starts.PLAIN, 0.25),
-    SearchStep(Starts.PLAIN, 0.25),
 )
-"""The cycle where all sets of devices were planned on and left a small gap. Of 133 problems with 8
-to 16 devices, searches from plain plans made one faster, by 0.01 %."""
-AFTER_SETS_CYCLE = 0.8
-"""The part of that cycle that effort 1 buys: all but the plain plans."""
+"""The cycle where all sets of devices were planned on. Effort 1 buys its first step where the gap
+is small, and the first two where it is large. Of 240 problems with 8 to 16 devices, most of them
+with little memory, searches from plain plans and second cycles made none faster by over 0.01 %."""
 LARGE_GAP, SMALL_GAP_BUDGET = 0.02, 2.5e6
 """What a small gap is, and the most that a search then spends in a step of budget 1. With little
 memory gaps are larger, and so little a search would lose 4 %."""
@@ -249,6 +248,10 @@ MAX_PROVED_DEVICES, MIN_RELAXED_EFFORT = 128, 0.5
 """Beyond so many devices the work bound stands. With less effort, many devices of several speeds
 have no relaxed bound, which takes up to 0.7 s on 64 devices: prices alone proved 3 % more and 1 %
 less in three cases."""
+MAX_RELAXED_LAYERS = {False: 512, True: 128}
+"""Beyond so many layers, devices of several speeds have no relaxed bound, by whether memory counts:
+with 921 on 12 devices it took 6 s, and with 177 and little memory 4 s. Both times it proved no more
+than the work does."""
 NUM_SET_CANDIDATES = 30
 """Plans that planning on sets gives to be simulated: it runs once, and its plans are the best."""
 SHARED_BUDGET, REGULAR_SHARED_BUDGET = 0.4, 0.5
@@ -277,9 +280,12 @@ def unit_of(num_devices: int) -> int:
     return max(1, -(-num_devices // MAX_ORDER_UNITS))
 
 
-def proves_relaxed(num_devices: int, effort: float, any_shares: bool) -> bool:
+def proves_relaxed(problem: Problem, num_devices: int, num_layers: int) -> bool:
     """Whether the relaxed bound is worth its time."""
-    return not any_shares or effort >= MIN_RELAXED_EFFORT or num_devices <= MAX_NEAR_DEVICES
+    if not problem.any_shares:
+        return True
+    is_quick = problem.effort >= MIN_RELAXED_EFFORT or num_devices <= MAX_NEAR_DEVICES
+    return is_quick and num_layers <= MAX_RELAXED_LAYERS[problem.limits_memory]
 
 
 def is_proved_quickly(num_devices: int) -> bool:
@@ -299,13 +305,14 @@ def set_proof(*, shares_links: bool) -> tuple[int, float]:
 
 
 def search_cycle(
-    row: SearchSettings, *, near: bool, shares_on_sets: bool
+    row: SearchSettings, *, on_sets: bool, near: bool, shares_links: bool
 ) -> tuple[tuple[SearchStep, ...], float]:
     """The steps of local search, which are repeated, and how much of their cost effort 1 buys."""
-    cycle, part = (_AFTER_SETS, AFTER_SETS_CYCLE) if near else (row.cycle, 1.0)
-    if shares_on_sets:
-        part = SET_SHARED_CYCLE
-    return cycle, part * sum(step.cost for step in cycle)
+    if not on_sets:
+        return row.cycle, sum(step.cost for step in row.cycle)
+    if shares_links and not near:
+        return row.cycle, SET_SHARED_CYCLE * sum(step.cost for step in row.cycle)
+    return _AFTER_SETS, sum(step.cost for step in _AFTER_SETS[: 1 if near else 2])
 
 
 def budget_factor(
