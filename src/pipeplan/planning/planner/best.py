@@ -34,6 +34,8 @@ from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts
 from pipeplan.planning.planner.device_orders import device_orders
+from pipeplan.planning.planner.fit_starts import even_plans, order_of
+from pipeplan.planning.planner.fitting import may_be_tight
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import (
     bucket_sizes,
@@ -212,8 +214,17 @@ class _Search:
         if self.settings.tries_partitions:
             for stages in paper_stages(self.problem, self.coarse, self.incumbent):
                 self.offer(stages)
+        self.plan_within_memory()
         if not self.incumbent.has_plan:
             self.plan_on_more_orders()
+
+    def plan_within_memory(self) -> None:
+        """Start from plans that fit, if none does yet or if memory differs and is short."""
+        if self.incumbent.has_plan and not may_be_tight(self.problem, settings.TIGHT_MEMORY):
+            return
+        for stages in even_plans(self.problem) if self.problem.limits_memory else ():
+            self.offer(stages)
+            self._plan_on_order(order_of(stages, self.num_devices), self.settings.steps[-1])
 
     def plan_on_more_orders(self) -> None:
         """Look for any plan that fits: on orders by memory, then on random ones."""
@@ -374,9 +385,8 @@ class _Search:
         """The recursion on the order in which the best plan uses the devices."""
         if self.instance.has_equal_devices:
             return  # this order looks like all others
-        used = [device for stage in self.incumbent.stages for device in stage.devices]
-        unused = sorted(set(range(self.num_devices)) - set(used))
-        self._plan_on_order((*used, *unused), self.settings.steps[-1])
+        order = order_of(self.incumbent.stages, self.num_devices)
+        self._plan_on_order(order, self.settings.steps[-1])
 
     def draft(self) -> Draft:
         """The best plan with its certificate."""

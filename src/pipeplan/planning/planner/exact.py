@@ -36,6 +36,7 @@ from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.planning.planner.stage_caps import capped_costs
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe
 from pipeplan.simulator import Codes, run_schedule
@@ -46,7 +47,6 @@ TICKS = 10_000_000
 """Ticks in the longest schedule, about."""
 MAX_PLACEMENTS = 200_000
 """Up to this number of plans, all are tried."""
-MEMORY_ROUNDING = 1e-9
 DETERMINISTIC_LIMIT = 60.0
 """For one schedule, in the solver's own seconds."""
 
@@ -289,28 +289,6 @@ def _all_modes(problem: Problem, stages: tuple[Stage, ...]) -> Iterator[tuple[St
             replace(stage, recompute=recompute)
             for stage, recompute in zip(stages, chosen, strict=True)
         )
-
-
-def capped_costs(problem: Problem, stages: tuple[Stage, ...]) -> PipelineCosts | None:
-    """The costs of stages with the microbatches that each may hold; None if one does not fit."""
-    costs = problem.cost.pipeline_costs(stages)
-    if not problem.limits_memory:
-        return costs
-    caps = tuple(_most_in_flight(problem, stage) for stage in stages)
-    return replace(costs, caps=caps) if min(caps) > 0 else None
-
-
-def _most_in_flight(problem: Problem, stage: Stage) -> int:
-    devices, most = problem.cluster.devices, problem.num_microbatches
-    base_gb = problem.cost.memory_gb(stage, 0)
-    one_gb = problem.cost.memory_gb(stage, 1)
-    for u, base, one in zip(stage.devices, base_gb, one_gb, strict=True):
-        room_gb = (devices[u].memory_gb or math.inf) * (1 + MEMORY_ROUNDING)
-        if one > room_gb:
-            return 0
-        if one > base:
-            most = min(most, int(min(most, (room_gb - base) / (one - base))))
-    return most
 
 
 def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:

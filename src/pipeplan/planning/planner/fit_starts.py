@@ -1,0 +1,56 @@
+"""Starts where memory is short: plans that fit, and a plan with shares that follow memory."""
+
+from collections.abc import Sequence
+
+from pipeplan.pipeline import Stage
+from pipeplan.planning.planner.fitting import Found, stages_that_fit
+from pipeplan.planning.planner.placement import stage_of_shares
+from pipeplan.planning.planner.stage_caps import capped_costs
+from pipeplan.planning.planner.stage_room import StageRoom
+from pipeplan.planning.problem import Draft, Problem
+from pipeplan.schedules import PORTFOLIO, SCHEDULES
+
+__all__ = ["draft_with_free_shares", "even_plans", "order_of"]
+
+
+def even_plans(problem: Problem) -> list[tuple[Stage, ...]]:
+    """Some plans with even shares that fit; whole samples are shared later, by kernels."""
+    found = stages_that_fit(problem, free_shares=False)
+    return [
+        tuple(Stage(layers=layers, devices=devices) for layers, devices in plan)
+        for plan in found.plans
+    ]
+
+
+def order_of(stages: Sequence[Stage], num_devices: int) -> tuple[int, ...]:
+    """The order in which a plan uses the devices, unused ones last."""
+    used = [device for stage in stages for device in stage.devices]
+    return (*used, *sorted(set(range(num_devices)) - set(used)))
+
+
+def draft_with_free_shares(problem: Problem) -> tuple[Draft | None, Found]:
+    """The fastest plan of those found with shares as memory allows; and all that was found."""
+    found = stages_that_fit(problem)
+    drafts = [_draft(problem, _shared(problem, plan)) for plan in found.plans]
+    fitting = [draft for draft in drafts if draft is not None]
+    return min(fitting, key=lambda draft: draft.iteration_ms, default=None), found
+
+
+def _shared(
+    problem: Problem, plan: Sequence[tuple[range, tuple[int, ...]]]
+) -> tuple[Stage, ...]:
+    room, speed_D = StageRoom(problem), problem.cost.speed_D
+    return tuple(
+        stage_of_shares(layers, devices, room.shares(devices, layers, speed_D[list(devices)].tolist()))
+        for layers, devices in plan
+    )
+
+
+def _draft(problem: Problem, stages: tuple[Stage, ...]) -> Draft | None:
+    """The stages under the best rule of the portfolio; None if they do not fit after all."""
+    costs = capped_costs(problem, stages)
+    if costs is None:
+        return None
+    runs = [SCHEDULES[rule](costs, problem.num_microbatches) for rule in PORTFOLIO]
+    best = min(runs, key=lambda run: run.iteration_ms)
+    return Draft(stages=stages, codes=best.order_SM2, iteration_ms=best.iteration_ms)

@@ -1,0 +1,289 @@
+"""Look for plans that fit into memory, whatever time they take.
+
+Of some used devices the longest front of layers counts: it leaves the least to the others. So there
+is one state for each set of used devices; where paths are missing, one for each set and its last
+stage. Each state is extended by every stage that may follow. If there are too many states of so
+many devices, those that waste the least memory are kept.
+
+Three rounds: stages of one device; of several with even shares; with shares as memory allows.
+Complexity: at most `MAX_STEPS` steps a round.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan import _core
+from pipeplan.planning.planner.stage_room import Ends, StageRoom
+from pipeplan.planning.problem import Problem, check_deadline
+
+__all__ = ["Found", "may_be_tight", "stages_that_fit"]
+
+MAX_DEVICES = 64
+"""Sets of devices are the bits of a number."""
+MAX_OPTIONS = 1100
+"""Sets of devices that a stage may have: all sets of 10 devices, pairs and triples of 16."""
+MAX_STEPS = 2e7
+"""States times options in a round, about 50 nanoseconds each."""
+MAX_FOUND = 8
+"""Plans of a round."""
+NO_STATE = -1
+
+Masks = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the rounds found: for each plan the ends of its stages and their devices."""
+
+    plans: tuple[tuple[tuple[range, tuple[int, ...]], ...], ...] = ()
+    has_free_shares: bool = False
+    """Whether the plans need shares that follow memory."""
+    is_complete: bool = False
+    """Whether no other plan was left out: if there is none here, none fits."""
+
+
+def may_be_tight(problem: Problem, times: float) -> bool:
+    """Whether memory differs, and all devices have less than so many times what layers need."""
+    if not problem.limits_memory or problem.cluster.num_devices > MAX_DEVICES:
+        return False
+    room = StageRoom(problem)
+    differs = len(set(room.memory_bytes.tolist())) > 1
+    return bool(differs and room.memory_bytes.sum() < times * room.needed_bytes[-1])
+
+
+def stages_that_fit(problem: Problem, *, free_shares: bool = True) -> Found:
+    """Some plans that fit, of the first round that finds any. Raises `DeadlineError`."""
+    if problem.cluster.num_devices > MAX_DEVICES:
+        return Found()
+    room = StageRoom(problem)
+    is_complete = False
+    for devices, ends_of, is_free in _rounds(problem, room, free_shares):
+        search = _Search(problem, room, devices, ends_of)
+        plans = search.run()
+        if plans:
+            return Found(plans=tuple(plans), has_free_shares=is_free)
+        is_complete = search.is_complete and is_free
+    return Found(is_complete=is_complete)
+
+
+def _rounds(
+    problem: Problem, room: StageRoom, free_shares: bool
+) -> Iterator[tuple["_Options", Callable[[Sequence[int]], Ends], bool]]:
+    singles = _Options.of(problem, 1)
+    yield singles, room.even_ends, False
+    several = _Options.of(problem, problem.cost.max_replicas)
+    yield several, room.even_ends, False
+    if free_shares:
+        yield several, room.free_ends, True
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The sets of devices that a stage may have."""
+
+    sets: list[tuple[int, ...]]
+    is_complete: bool
+    """Whether these are all sets."""
+
+    @classmethod
+    def of(cls, problem: Problem, max_replicas: int) -> "_Options":
+        """The smaller sets come first; of larger ones only neighbours by memory and in order."""
+        num_devices = problem.cluster.num_devices
+        connected_DD = problem.cost.connected_DD()
+        most = min(num_devices, max_replicas)
+        sets: list[tuple[int, ...]] = []
+        smaller = [()] + [(u,) for u in range(num_devices)]
+        size = 1
+        sets = [one for one in smaller if one]
+        last = sets
+        while size < most and last:
+            larger = _extended(last, connected_DD, MAX_OPTIONS - len(sets))
+            if larger is None:
+                break
+            size, last = size + 1, larger
+            sets += larger
+        is_complete = size == most or not last
+        if not is_complete:
+            sets += [run for run in _runs(problem, size + 1, most) if connected_DD[np.ix_(run, run)].all()]
+        return cls(sets, is_complete)
+
+
+def _extended(
+    sets: Sequence[tuple[int, ...]], connected_DD: NDArray[np.bool_], most: int
+) -> list[tuple[int, ...]] | None:
+    """All connected sets with one device more; None if there are too many."""
+    larger: list[tuple[int, ...]] = []
+    for one in sets:
+        after = np.flatnonzero(connected_DD[list(one)].all(axis=0))
+        larger += [(*one, int(u)) for u in after if u > one[-1]]
+        if len(larger) > most:
+            return None
+    return larger
+
+
+def _runs(problem: Problem, least: int, most: int) -> list[tuple[int, ...]]:
+    """Neighbours by memory, and in the cluster's own order."""
+    num_devices = problem.cluster.num_devices
+    memory = [device.memory_gb or np.inf for device in problem.cluster.devices]
+    orders = [sorted(range(num_devices), key=lambda u: -memory[u]), list(range(num_devices))]
+    runs = (
+        tuple(sorted(order[first : first + size]))
+        for size in range(least, most + 1)
+        for order in orders
+        for first in range(num_devices - size + 1)
+    )
+    return list(dict.fromkeys(itertools.islice(runs, MAX_OPTIONS)))
+
+
+class _Search:
+    """One round over states of used devices."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        room: StageRoom,
+        options: _Options,
+        ends_of: Callable[[Sequence[int]], Ends],
+    ) -> None:
+        self.problem, self.room, self.sets = problem, room, options.sets
+        self.is_complete = options.is_complete
+        self.num_devices = problem.cluster.num_devices
+        self.is_linked = problem.cost.is_connected
+        self.ends_of, self._ends = ends_of, {}
+        self.masks = [sum(1 << u for u in one) for one in self.sets]
+        self.near = [self._neighbours(one) for one in self.sets]
+        self.before = [self._equals_before(one) for one in self.sets]
+        self.width = int(MAX_STEPS / len(self.sets) / self.num_devices) + 1
+        limits = problem.limits
+        self.min_stages = limits.min_stages
+        self.max_stages = limits.max_stages or self.num_devices
+        # Every state: [used devices, front, stages, last option, state before].
+        self.used: list[Masks] = []
+        self.columns: list[NDArray[np.int64]] = []
+
+    def _neighbours(self, devices: Sequence[int]) -> int:
+        """The devices that have paths to all of these."""
+        if self.is_linked:
+            return (1 << self.num_devices) - 1
+        all_of = self.problem.cost.connected_DD()[list(devices)].all(axis=0)
+        return sum(1 << int(u) for u in np.flatnonzero(all_of))
+
+    def _equals_before(self, devices: Sequence[int]) -> int:
+        """Where only memory tells devices apart: the equal ones that have to be used before."""
+        limits = self.problem.limits
+        if not self.is_linked or limits.first_on is not None or limits.last_on is not None:
+            return 0
+        memory = self.room.memory_bytes
+        return sum(
+            1 << v
+            for v in range(self.num_devices)
+            if v not in devices and any(v < u and memory[v] == memory[u] for u in devices)
+        )
+
+    def run(self) -> list[tuple[tuple[range, tuple[int, ...]], ...]]:
+        """The plans found, by the number of devices that they use."""
+        found: list[tuple[tuple[range, tuple[int, ...]], ...]] = []
+        waiting: dict[int, list[tuple[Masks, NDArray[np.int64]]]] = {}
+        used = np.zeros(1, dtype=np.uint64)
+        columns = np.array([[0], [0], [NO_STATE], [NO_STATE]])
+        waiting[0] = [(used, columns)]
+        num_before = 0
+        for num_used in range(self.num_devices + 1):
+            if num_used not in waiting:
+                continue
+            check_deadline(self.problem.deadline)
+            used, columns = self._kept(waiting.pop(num_used))
+            self.used.append(used)
+            self.columns.append(columns)
+            done = np.flatnonzero(self._is_plan(columns))
+            found += [self._stages(num_before + int(i)) for i in done[:MAX_FOUND]]
+            if len(found) >= MAX_FOUND:
+                break
+            for size, part in self._next(used, columns, num_before):
+                waiting.setdefault(num_used + size, []).append(part)
+            num_before += len(used)
+        return found[:MAX_FOUND]
+
+    def _is_plan(self, columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        front, num_stages, option, _ = columns
+        done = (front == self.room.num_layers) & (num_stages >= self.min_stages)
+        last_on = self.problem.limits.last_on
+        if last_on is not None:
+            has_last = np.array([last_on in one for one in self.sets] + [False])
+            done &= has_last[option]
+        return done
+
+    def _next(
+        self, used: Masks, columns: NDArray[np.int64], num_before: int
+    ) -> Iterator[tuple[int, tuple[Masks, NDArray[np.int64]]]]:
+        """The states with one stage more, by the number of its devices."""
+        front, num_stages, option, _ = columns
+        near = np.array([*self.near, (1 << self.num_devices) - 1], dtype=np.uint64)[option]
+        is_open = (front < self.room.num_layers) & (num_stages < self.max_stages)
+        first_on, last_on = self.problem.limits.first_on, self.problem.limits.last_on
+        if last_on is not None:
+            is_open &= (used & np.uint64(1 << last_on)) == 0
+        for index, (one, mask) in enumerate(zip(self.sets, self.masks, strict=True)):
+            bits, before = np.uint64(mask), np.uint64(self.before[index])
+            allowed = is_open & ((used & bits) == 0) & ((bits & ~near) == 0)
+            if before:
+                allowed &= (before & ~used) == 0
+            if first_on is not None and first_on not in one:
+                allowed &= num_stages > 0
+            chosen = np.flatnonzero(allowed)
+            number = num_stages[chosen] + 1
+            # So many layers are left to the stages that have to follow.
+            most = self.room.num_layers - np.maximum(0, self.min_stages - number)
+            ends = np.minimum(self._ends_on(index)[front[chosen]], most)
+            is_longer = ends > front[chosen]
+            chosen, number, ends = chosen[is_longer], number[is_longer], ends[is_longer]
+            if len(chosen):
+                made = np.stack([ends, number, np.full(len(ends), index), num_before + chosen])
+                yield len(one), (used[chosen] | bits, made)
+
+    def _ends_on(self, index: int) -> Ends:
+        if index not in self._ends:
+            self._ends[index] = self.ends_of(self.sets[index])
+        return self._ends[index]
+
+    def _kept(
+        self, parts: Sequence[tuple[Masks, NDArray[np.int64]]]
+    ) -> tuple[Masks, NDArray[np.int64]]:
+        """The longest front of each state, and of all states those that waste the least."""
+        used = np.concatenate([part[0] for part in parts])
+        columns = np.concatenate([part[1] for part in parts], axis=1)
+        last = np.zeros(len(used), dtype=np.int64) if self.is_linked else columns[2]
+        keys = [-columns[0], last, used]
+        if self.min_stages > 1 or self.max_stages < self.num_devices:
+            keys.insert(1, columns[1])
+        order = np.lexsort(keys)
+        same = np.ones(len(order) - 1, dtype=bool)
+        for key in keys[1:]:
+            same &= key[order][1:] == key[order][:-1]
+        order = order[np.concatenate(([True], ~same))]
+        if len(order) > self.width:
+            self.is_complete = False
+            waste = self._waste(used[order], columns[0][order])
+            order = np.sort(order[np.argsort(waste, kind="stable")[: self.width]])
+        return used[order], columns[:, order]
+
+    def _waste(self, used: Masks, front: NDArray[np.int64]) -> NDArray[np.float64]:
+        memory = np.minimum(self.room.memory_bytes, self.room.needed_bytes[-1])
+        waste = -self.room.needed_bytes[front]
+        for u in range(self.num_devices):
+            waste += np.where(used >> np.uint64(u) & np.uint64(1), memory[u], 0.0)
+        return waste
+
+    def _stages(self, state: int) -> tuple[tuple[range, tuple[int, ...]], ...]:
+        """The stages that lead to a state, by its number."""
+        stages = []
+        columns = np.concatenate(self.columns, axis=1)
+        while columns[3, state] != NO_STATE:
+            front, _, option, before = columns[:, state].tolist()
+            stages.append((range(int(columns[0, before]), front), self.sets[option]))
+            state = before
+        return tuple(reversed(stages))
