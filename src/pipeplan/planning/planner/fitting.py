@@ -157,6 +157,7 @@ class _Search:
         self.masks = [sum(1 << u for u in one) for one in self.sets]
         self.near = [self._neighbours(one) for one in self.sets]
         self.before = [self._equals_before(one) for one in self.sets]
+        self.shorter = self._shorter_ends()
         self.width = int(MAX_STEPS / len(self.sets) / self.num_devices) + 1
         limits = problem.limits
         self.min_stages = limits.min_stages
@@ -164,6 +165,30 @@ class _Search:
         # Every state: [used devices, front, stages, last option, state before].
         self.used: list[Masks] = []
         self.columns: list[NDArray[np.int64]] = []
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a device that holds no layer may be left out, so that longer is always better."""
+        limits = self.problem.limits
+        has_ends = limits.first_on is not None or limits.last_on is not None
+        return self.is_linked and limits.min_stages == 1 and not has_ends
+
+    def _shorter_ends(self) -> Ends:
+        """For each end one that is worth a try as well: the next layer from there needs less.
+
+        A device that has to follow may be too small for the layer behind the longest front.
+        """
+        shorter = np.full(self.room.num_layers + 1, NO_STATE)
+        if self._may_skip:
+            return shorter
+        self.is_complete = False
+        needs = [*np.diff(self.room.needed_bytes).tolist(), np.inf]
+        for end in range(1, len(needs)):
+            last = end - 1
+            while last > 0 and not needs[last] < needs[end]:
+                last = int(shorter[last])
+            shorter[end] = last if last > 0 else NO_STATE
+        return shorter
 
     def _neighbours(self, devices: Sequence[int]) -> int:
         """The devices that have paths to all of these."""
@@ -174,8 +199,7 @@ class _Search:
 
     def _equals_before(self, devices: Sequence[int]) -> int:
         """Where only memory tells devices apart: the equal ones that have to be used before."""
-        limits = self.problem.limits
-        if not self.is_linked or limits.first_on is not None or limits.last_on is not None:
+        if not self._may_skip:
             return 0
         memory = self.room.memory_bytes
         return sum(
@@ -239,11 +263,11 @@ class _Search:
             # So many layers are left to the stages that have to follow.
             most = self.room.num_layers - np.maximum(0, self.min_stages - number)
             ends = np.minimum(self._ends_on(index)[front[chosen]], most)
-            is_longer = ends > front[chosen]
-            chosen, number, ends = chosen[is_longer], number[is_longer], ends[is_longer]
-            if len(chosen):
+            while (is_longer := ends > front[chosen]).any():
+                chosen, number, ends = chosen[is_longer], number[is_longer], ends[is_longer]
                 made = np.stack([ends, number, np.full(len(ends), index), num_before + chosen])
                 yield len(one), (used[chosen] | bits, made)
+                ends = self.shorter[ends]
 
     def _ends_on(self, index: int) -> Ends:
         if index not in self._ends:
@@ -256,10 +280,11 @@ class _Search:
         """The longest front of each state, and of all states those that waste the least."""
         used = np.concatenate([part[0] for part in parts])
         columns = np.concatenate([part[1] for part in parts], axis=1)
-        last = np.zeros(len(used), dtype=np.int64) if self.is_linked else columns[2]
-        keys = [-columns[0], last, used]
+        keys = [-columns[0], used]
+        if not self._may_skip:
+            keys += [columns[0], columns[2]]
         if self.min_stages > 1 or self.max_stages < self.num_devices:
-            keys.insert(1, columns[1])
+            keys.append(columns[1])
         order = np.lexsort(keys)
         same = np.ones(len(order) - 1, dtype=bool)
         for key in keys[1:]:
