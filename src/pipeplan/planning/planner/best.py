@@ -34,7 +34,11 @@ from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.fit_starts import even_plans, order_of
+from pipeplan.planning.planner.fit_starts import (
+    draft_with_free_shares,
+    even_plans,
+    order_of,
+)
 from pipeplan.planning.planner.fitting import may_be_tight
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import (
@@ -83,7 +87,8 @@ def plan_best(
         search.offer_all(starts)
         search.improve()
     except _core.DeadlineError:
-        search.require_plan()
+        if not search.incumbent.has_plan:
+            raise
     except KeyboardInterrupt:
         if not search.incumbent.has_plan:
             raise
@@ -91,8 +96,7 @@ def plan_best(
         raise SearchInterrupted(
             replace(draft, notes={**draft.notes, "interrupted": True})
         ) from None
-    search.require_plan()
-    return search.draft()
+    return search.draft() if search.incumbent.has_plan else search.draft_by_memory()
 
 
 class _Search:
@@ -397,13 +401,12 @@ class _Search:
             notes={"bound": self.bound_name},
         )
 
-    def require_plan(self) -> None:
-        """Say why there is no plan, if there is none."""
-        if self.incumbent.has_plan:
-            return
-        if self.is_late:
-            raise _core.DeadlineError
-        raise explain_no_plan(self.problem, self.orders)
+    def draft_by_memory(self) -> Draft:
+        """A plan whose shares follow memory; if there is none, the error says why."""
+        draft, is_proved = draft_with_free_shares(self.problem)
+        if draft is None:
+            raise explain_no_plan(self.problem, self.orders, is_proved=is_proved)
+        return draft
 
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pipeplan.pipeline import Stage
-from pipeplan.planning.planner.fitting import Found, stages_that_fit
+from pipeplan.planning.planner.fitting import stages_that_fit
 from pipeplan.planning.planner.placement import stage_of_shares
 from pipeplan.planning.planner.stage_caps import capped_costs
 from pipeplan.planning.planner.stage_room import StageRoom
@@ -28,12 +28,17 @@ def order_of(stages: Sequence[Stage], num_devices: int) -> tuple[int, ...]:
     return (*used, *sorted(set(range(num_devices)) - set(used)))
 
 
-def draft_with_free_shares(problem: Problem) -> tuple[Draft | None, Found]:
-    """The fastest plan of those found with shares as memory allows; and all that was found."""
+def draft_with_free_shares(problem: Problem) -> tuple[Draft | None, bool]:
+    """The fastest plan of those found with shares as memory allows.
+
+    And whether it is proved that there is none with one stage a device.
+    """
+    if not problem.limits_memory or not problem.limits.shares:
+        return None, False
     found = stages_that_fit(problem)
     drafts = [_draft(problem, _shared(problem, plan)) for plan in found.plans]
     fitting = [draft for draft in drafts if draft is not None]
-    return min(fitting, key=lambda draft: draft.iteration_ms, default=None), found
+    return min(fitting, key=lambda draft: draft.iteration_ms, default=None), found.is_complete
 
 
 def _shared(

@@ -92,24 +92,27 @@ class _Options:
     @classmethod
     def of(cls, problem: Problem, max_replicas: int) -> "_Options":
         """The smaller sets come first; of larger ones only neighbours by memory and in order."""
-        num_devices = problem.cluster.num_devices
+        most = min(problem.cluster.num_devices, max_replicas)
+        if _are_all_equal(problem):
+            return cls(list(_runs([range(problem.cluster.num_devices)], 1, most)), True)
         connected_DD = problem.cost.connected_DD()
-        most = min(num_devices, max_replicas)
-        sets: list[tuple[int, ...]] = []
-        smaller = [()] + [(u,) for u in range(num_devices)]
-        size = 1
-        sets = [one for one in smaller if one]
-        last = sets
-        while size < most and last:
+        last = sets = [(u,) for u in range(problem.cluster.num_devices)]
+        for size in range(2, most + 1):
             larger = _extended(last, connected_DD, MAX_OPTIONS - len(sets))
             if larger is None:
-                break
-            size, last = size + 1, larger
-            sets += larger
-        is_complete = size == most or not last
-        if not is_complete:
-            sets += [run for run in _runs(problem, size + 1, most) if connected_DD[np.ix_(run, run)].all()]
-        return cls(sets, is_complete)
+                runs = itertools.islice(_runs(_orders(problem), size, most), MAX_OPTIONS)
+                linked = [run for run in runs if connected_DD[np.ix_(run, run)].all()]
+                return cls([*sets, *dict.fromkeys(linked)], False)
+            last = larger
+            sets = [*sets, *larger]
+        return cls(sets, True)
+
+
+def _are_all_equal(problem: Problem) -> bool:
+    """Whether it does not matter which device a stage has, so that neighbours will do."""
+    limits, memory = problem.limits, {device.memory_gb for device in problem.cluster.devices}
+    has_ends = limits.first_on is not None or limits.last_on is not None
+    return len(memory) == 1 and problem.cost.is_connected and not has_ends
 
 
 def _extended(
@@ -125,18 +128,19 @@ def _extended(
     return larger
 
 
-def _runs(problem: Problem, least: int, most: int) -> list[tuple[int, ...]]:
-    """Neighbours by memory, and in the cluster's own order."""
+def _orders(problem: Problem) -> list[Sequence[int]]:
+    """The devices by memory, and in the cluster's own order."""
     num_devices = problem.cluster.num_devices
     memory = [device.memory_gb or np.inf for device in problem.cluster.devices]
-    orders = [sorted(range(num_devices), key=lambda u: -memory[u]), list(range(num_devices))]
-    runs = (
-        tuple(sorted(order[first : first + size]))
-        for size in range(least, most + 1)
-        for order in orders
-        for first in range(num_devices - size + 1)
-    )
-    return list(dict.fromkeys(itertools.islice(runs, MAX_OPTIONS)))
+    return [sorted(range(num_devices), key=lambda u: -memory[u]), range(num_devices)]
+
+
+def _runs(orders: Sequence[Sequence[int]], least: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Neighbours in some orders, so many at least and at most."""
+    for size in range(least, most + 1):
+        for order in orders:
+            for first in range(len(order) - size + 1):
+                yield tuple(sorted(order[first : first + size]))
 
 
 class _Search:
