@@ -51,7 +51,13 @@ from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
-from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
+from pipeplan.planning.problem import (
+    Draft,
+    LateStart,
+    Problem,
+    SearchInterrupted,
+    check_deadline,
+)
 from pipeplan.simulator import Codes
 
 __all__ = ["plan_best"]
@@ -403,6 +409,7 @@ class _Search:
 
     def draft_by_memory(self) -> Draft:
         """A plan whose shares follow memory; if there is none, the error says why."""
+        check_deadline(self.problem.deadline)
         draft, is_proved = draft_with_free_shares(self.problem)
         if draft is None:
             raise explain_no_plan(self.problem, self.orders, is_proved=is_proved)
