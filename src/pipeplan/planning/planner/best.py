@@ -29,17 +29,11 @@ import numpy as np
 from pipeplan import _core
 from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Stage
-from pipeplan.planning.planner import settings
+from pipeplan.planning.planner import fit_starts, settings
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts
 from pipeplan.planning.planner.device_orders import device_orders
-from pipeplan.planning.planner.fit_starts import (
-    draft_with_free_shares,
-    even_plans,
-    order_of,
-)
-from pipeplan.planning.planner.fitting import may_be_tight
 from pipeplan.planning.planner.incumbent import Incumbent
 from pipeplan.planning.planner.lower_bound import (
     bucket_sizes,
@@ -47,17 +41,10 @@ from pipeplan.planning.planner.lower_bound import (
     relaxed_bound_ms,
     work_bound_ms,
 )
-from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.starts import different_plans, even_split, starts_of, with_ends
-from pipeplan.planning.problem import (
-    Draft,
-    LateStart,
-    Problem,
-    SearchInterrupted,
-    check_deadline,
-)
+from pipeplan.planning.problem import Draft, LateStart, Problem, SearchInterrupted
 from pipeplan.simulator import Codes
 
 __all__ = ["plan_best"]
@@ -102,7 +89,9 @@ def plan_best(
         raise SearchInterrupted(
             replace(draft, notes={**draft.notes, "interrupted": True})
         ) from None
-    return search.draft() if search.incumbent.has_plan else search.draft_by_memory()
+    if not search.incumbent.has_plan:
+        return fit_starts.draft_by_memory(search.problem, search.orders)
+    return search.draft()
 
 
 class _Search:
@@ -224,17 +213,15 @@ class _Search:
         if self.settings.tries_partitions:
             for stages in paper_stages(self.problem, self.coarse, self.incumbent):
                 self.offer(stages)
-        self.plan_within_memory()
-        if not self.incumbent.has_plan:
-            self.plan_on_more_orders()
+        for last_resort in (self.plan_within_memory, self.plan_on_more_orders):
+            if not self.incumbent.has_plan:
+                last_resort()
 
     def plan_within_memory(self) -> None:
-        """Start from plans that fit, if none does yet or if memory differs and is short."""
-        if self.incumbent.has_plan and not may_be_tight(self.problem, settings.TIGHT_MEMORY):
-            return
-        for stages in even_plans(self.problem) if self.problem.limits_memory else ():
+        """Plans that fit, whatever time they take, and the recursion on their orders."""
+        for stages in fit_starts.even_plans(self.problem):
             self.offer(stages)
-            self._plan_on_order(order_of(stages, self.num_devices), self.settings.steps[-1])
+            self.plan_on_order_of(stages)
 
     def plan_on_more_orders(self) -> None:
         """Look for any plan that fits: on orders by memory, then on random ones."""
@@ -368,7 +355,7 @@ class _Search:
                     return
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
                 self.search_from(starts, step)
-            self.plan_on_own_order()
+            self.plan_on_order_of(self.incumbent.stages)
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], step: settings.SearchStep) -> None:
         """Local search from each of these plans, each with its own random numbers."""
@@ -391,12 +378,11 @@ class _Search:
                 self.incumbent.offer_found(placed, rule, iteration_ms, self.problem.deadline)
         self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
-    def plan_on_own_order(self) -> None:
-        """The recursion on the order in which the best plan uses the devices."""
-        if self.instance.has_equal_devices:
-            return  # this order looks like all others
-        order = order_of(self.incumbent.stages, self.num_devices)
-        self._plan_on_order(order, self.settings.steps[-1])
+    def plan_on_order_of(self, stages: tuple[Stage, ...]) -> None:
+        """The recursion on the order in which a plan uses the devices."""
+        if not self.instance.has_equal_devices:  # else this order looks like all others
+            order = fit_starts.order_of(stages, self.num_devices)
+            self._plan_on_order(order, self.settings.steps[-1])
 
     def draft(self) -> Draft:
         """The best plan with its certificate."""
@@ -406,14 +392,6 @@ class _Search:
             bound=certificate(self.problem, self.bound_ms, draft.iteration_ms),
             notes={"bound": self.bound_name},
         )
-
-    def draft_by_memory(self) -> Draft:
-        """A plan whose shares follow memory; if there is none, the error says why."""
-        check_deadline(self.problem.deadline)
-        draft, is_proved = draft_with_free_shares(self.problem)
-        if draft is None:
-            raise explain_no_plan(self.problem, self.orders, is_proved=is_proved)
-        return draft
 
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 
 from pipeplan.pipeline import Stage
-from pipeplan.planning.planner.fitting import stages_that_fit
+from pipeplan.planning.planner.fitting import Found, stages_that_fit
+from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.placement import stage_of_shares
 from pipeplan.planning.planner.stage_caps import capped_costs
 from pipeplan.planning.planner.stage_room import StageRoom
-from pipeplan.planning.problem import Draft, Problem
+from pipeplan.planning.problem import Draft, Problem, check_deadline
 from pipeplan.schedules import PORTFOLIO, SCHEDULES
 
-__all__ = ["draft_with_free_shares", "even_plans", "order_of"]
+__all__ = ["draft_by_memory", "even_plans", "order_of"]
 
 
 def even_plans(problem: Problem) -> list[tuple[Stage, ...]]:
     """Some plans with even shares that fit; whole samples are shared later, by kernels."""
-    found = stages_that_fit(problem, free_shares=False)
+    found = stages_that_fit(problem)
     return [
         tuple(Stage(layers=layers, devices=devices) for layers, devices in plan)
         for plan in found.plans
@@ -28,25 +29,27 @@ def order_of(stages: Sequence[Stage], num_devices: int) -> tuple[int, ...]:
     return (*used, *sorted(set(range(num_devices)) - set(used)))
 
 
-def draft_with_free_shares(problem: Problem) -> tuple[Draft | None, bool]:
-    """The fastest plan of those found with shares as memory allows.
+def draft_by_memory(problem: Problem, orders: Sequence[tuple[int, ...]]) -> Draft:
+    """A plan whose shares follow memory, where nothing else fits; without a bound.
 
-    And whether it is proved that there is none with one stage a device.
+    Raises the reason why there is none, or `DeadlineError`.
     """
-    if not problem.limits_memory or not problem.limits.shares:
-        return None, False
-    found = stages_that_fit(problem)
-    drafts = [_draft(problem, _shared(problem, plan)) for plan in found.plans]
+    check_deadline(problem.deadline)
+    # Where only even shares are asked for, other plans are known already.
+    found = stages_that_fit(problem, free_shares=True) if problem.limits.shares else Found()
+    drafts = (_draft(problem, _shared(problem, plan)) for plan in found.plans)
     fitting = [draft for draft in drafts if draft is not None]
-    return min(fitting, key=lambda draft: draft.iteration_ms, default=None), found.is_complete
+    if not fitting:
+        raise explain_no_plan(problem, orders, is_proved=found.is_complete)
+    return min(fitting, key=lambda draft: draft.iteration_ms)
 
 
-def _shared(
-    problem: Problem, plan: Sequence[tuple[range, tuple[int, ...]]]
-) -> tuple[Stage, ...]:
+def _shared(problem: Problem, plan: Sequence[tuple[range, tuple[int, ...]]]) -> tuple[Stage, ...]:
     room, speed_D = StageRoom(problem), problem.cost.speed_D
     return tuple(
-        stage_of_shares(layers, devices, room.shares(devices, layers, speed_D[list(devices)].tolist()))
+        stage_of_shares(
+            layers, devices, room.shares(devices, layers, speed_D[list(devices)].tolist())
+        )
         for layers, devices in plan
     )
 

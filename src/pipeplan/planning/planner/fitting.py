@@ -5,8 +5,8 @@ is one state for each set of used devices; where paths are missing, one for each
 stage. Each state is extended by every stage that may follow. If there are too many states of so
 many devices, those that waste the least memory are kept.
 
-Three rounds: stages of one device; of several with even shares; with shares as memory allows.
-Complexity: at most `MAX_STEPS` steps a round.
+Three searches: stages of one device; of several with even shares; with shares as memory allows.
+Complexity: at most `MAX_STEPS` steps each.
 """
 
 import itertools
@@ -16,20 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan import _core
-from pipeplan.planning.planner.stage_room import Ends, StageRoom
+from pipeplan.planning.planner.stage_room import ROUNDING, Ends, StageRoom
 from pipeplan.planning.problem import Problem, check_deadline
 
-__all__ = ["Found", "may_be_tight", "stages_that_fit"]
+__all__ = ["Found", "stages_that_fit"]
 
 MAX_DEVICES = 64
 """Sets of devices are the bits of a number."""
 MAX_OPTIONS = 1100
 """Sets of devices that a stage may have: all sets of 10 devices, pairs and triples of 16."""
 MAX_STEPS = 2e7
-"""States times options in a round, about 50 nanoseconds each."""
+"""States times options in a search, about 50 nanoseconds each."""
 MAX_FOUND = 8
-"""Plans of a round."""
+"""Plans of a search."""
 NO_STATE = -1
 
 Masks = NDArray[np.uint64]
@@ -37,48 +36,31 @@ Masks = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the rounds found: for each plan the ends of its stages and their devices."""
+    """What was found: for each plan the ends of its stages and their devices."""
 
     plans: tuple[tuple[tuple[range, tuple[int, ...]], ...], ...] = ()
-    has_free_shares: bool = False
-    """Whether the plans need shares that follow memory."""
     is_complete: bool = False
-    """Whether no other plan was left out: if there is none here, none fits."""
+    """Whether any shares were tried and no plan was left out: if there is none, none fits."""
 
 
-def may_be_tight(problem: Problem, times: float) -> bool:
-    """Whether memory differs, and all devices have less than so many times what layers need."""
-    if not problem.limits_memory or problem.cluster.num_devices > MAX_DEVICES:
-        return False
-    room = StageRoom(problem)
-    differs = len(set(room.memory_bytes.tolist())) > 1
-    return bool(differs and room.memory_bytes.sum() < times * room.needed_bytes[-1])
-
-
-def stages_that_fit(problem: Problem, *, free_shares: bool = True) -> Found:
-    """Some plans that fit, of the first round that finds any. Raises `DeadlineError`."""
-    if problem.cluster.num_devices > MAX_DEVICES:
+def stages_that_fit(problem: Problem, *, free_shares: bool = False) -> Found:
+    """Some plans that fit, with even shares or with any. Raises `DeadlineError`."""
+    if not problem.limits_memory:
         return Found()
     room = StageRoom(problem)
-    is_complete = False
-    for devices, ends_of, is_free in _rounds(problem, room, free_shares):
-        search = _Search(problem, room, devices, ends_of)
-        plans = search.run()
-        if plans:
-            return Found(plans=tuple(plans), has_free_shares=is_free)
-        is_complete = search.is_complete and is_free
-    return Found(is_complete=is_complete)
-
-
-def _rounds(
-    problem: Problem, room: StageRoom, free_shares: bool
-) -> Iterator[tuple["_Options", Callable[[Sequence[int]], Ends], bool]]:
-    singles = _Options.of(problem, 1)
-    yield singles, room.even_ends, False
+    if room.memory_bytes.sum() * (1 + ROUNDING) < room.needed_bytes[-1]:
+        return Found(is_complete=True)  # each layer is on some device, with all its samples
+    if problem.cluster.num_devices > MAX_DEVICES:
+        return Found()
     several = _Options.of(problem, problem.cost.max_replicas)
-    yield several, room.even_ends, False
     if free_shares:
-        yield several, room.free_ends, True
+        search = _Search(problem, room, several, room.free_ends)
+        return Found(plans=tuple(search.run()), is_complete=search.is_complete)
+    for options in (_Options.of(problem, 1), several):
+        plans = _Search(problem, room, options, room.even_ends).run()
+        if plans:
+            return Found(plans=tuple(plans))
+    return Found()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +78,8 @@ class _Options:
         if _are_all_equal(problem):
             return cls(list(_runs([range(problem.cluster.num_devices)], 1, most)), True)
         connected_DD = problem.cost.connected_DD()
-        last = sets = [(u,) for u in range(problem.cluster.num_devices)]
+        sets: list[tuple[int, ...]] = [(u,) for u in range(problem.cluster.num_devices)]
+        last = sets
         for size in range(2, most + 1):
             larger = _extended(last, connected_DD, MAX_OPTIONS - len(sets))
             if larger is None:
@@ -144,7 +127,7 @@ def _runs(orders: Sequence[Sequence[int]], least: int, most: int) -> Iterator[tu
 
 
 class _Search:
-    """One round over states of used devices."""
+    """One search over states of used devices."""
 
     def __init__(
         self,
@@ -157,7 +140,8 @@ class _Search:
         self.is_complete = options.is_complete
         self.num_devices = problem.cluster.num_devices
         self.is_linked = problem.cost.is_connected
-        self.ends_of, self._ends = ends_of, {}
+        self.ends_of = ends_of
+        self._ends: dict[int, Ends] = {}
         self.masks = [sum(1 << u for u in one) for one in self.sets]
         self.near = [self._neighbours(one) for one in self.sets]
         self.before = [self._equals_before(one) for one in self.sets]
@@ -238,7 +222,7 @@ class _Search:
 
     def _is_plan(self, columns: NDArray[np.int64]) -> NDArray[np.bool_]:
         front, num_stages, option, _ = columns
-        done = (front == self.room.num_layers) & (num_stages >= self.min_stages)
+        done: NDArray[np.bool_] = (front == self.room.num_layers) & (num_stages >= self.min_stages)
         last_on = self.problem.limits.last_on
         if last_on is not None:
             has_last = np.array([last_on in one for one in self.sets] + [False])

@@ -33,8 +33,9 @@ def explain_no_plan(
     """
     if not problem.limits_memory:
         return NoPlanError(
-            "found no plan that keeps all constraints: the devices that they ask for lack paths to each other"
-            " or share too few samples; drop a constraint or use a larger microbatch_size"
+            "found no plan that keeps all constraints: the devices that they ask for lack paths to"
+            " each other or share too few samples; drop a constraint or use a larger"
+            " microbatch_size"
         )
     stages = _closest(problem, orders[:MAX_ORDERS])
     if stages is None:

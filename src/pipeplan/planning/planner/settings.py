@@ -28,7 +28,6 @@ __all__ = [
     "SET_STEPS_PER_LAYER",
     "SMALL_GAP",
     "SMALL_GAP_BUDGET",
-    "TIGHT_MEMORY",
     "SearchSettings",
     "SearchStep",
     "Sizes",
@@ -208,8 +207,6 @@ TABLE = tuple(
 
 ANY_PLAN, NUM_RANDOM_ORDERS = Step(Sizes.QUARTERS, 1, 1), 16
 """How plans are looked for that fit, where the usual orders have none, and on how many orders."""
-TIGHT_MEMORY = 2.0
-"""Memory is short if devices that differ have less than so many times what all layers need."""
 MAX_PUBLISHED_LAYERS = 128
 """Layers beyond which only the quickest published plans are tried: most of the published recursions
 take the square of the layers or more."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeplan.cost import BYTES_IN_GB, Floats
 from pipeplan.planning.problem import Problem
 
-__all__ = ["Ends", "StageRoom"]
+__all__ = ["ROUNDING", "Ends", "StageRoom"]
 
 Ends = NDArray[np.int64]
 """For each layer the end of the longest stage that begins there; 0 layers, if none fits."""
@@ -81,8 +81,8 @@ class StageRoom:
     def _fits(self, devices: Sequence[int], first: Ends, end: Ends) -> NDArray[np.bool_]:
         shares = self._most_shares(devices, first, end)
         least = LEAST_SHARE if self.num_samples is None else 1 / self.num_samples
-        enough: NDArray[np.bool_] = (shares >= least).all(axis=0) & (shares.sum(axis=0) >= 1 - 1e-12)
-        return enough
+        enough: NDArray[np.bool_] = shares.sum(axis=0) >= 1 - 1e-12
+        return enough & (shares >= least).all(axis=0)
 
     def _most_shares(self, devices: Sequence[int], first: Ends, end: Ends) -> Floats:
         """The largest share of each device for stages from layers to layers, [devices, stages]."""
@@ -97,12 +97,12 @@ class StageRoom:
         return np.maximum(shares, 0.0)
 
     def shares(self, devices: Sequence[int], layers: range, speeds: Sequence[float]) -> list[float]:
-        """Shares that fit: nearly in proportion to speeds, but no device gets more than it holds."""
+        """Shares that fit: nearly in proportion to speeds, but none is more than a device holds."""
         first, end = np.array([layers.start]), np.array([layers.stop])
         most = self._most_shares(devices, first, end)[:, 0]
         if self.num_samples is not None:
             return self._samples(most, speeds)
-        return _filled(most, np.array(speeds)).tolist()
+        return [float(share) for share in _filled(most, np.array(speeds))]
 
     def _samples(self, most: Floats, speeds: Sequence[float]) -> list[float]:
         assert self.num_samples is not None, "samples may be split"
@@ -115,7 +115,7 @@ class StageRoom:
 
 
 def _filled(most: Floats, weights: Floats) -> Floats:
-    """Shares in proportion to the weights, none above its limit; what is over goes to the others."""
+    """Shares in proportion to the weights, none above its limit; others get what is over."""
     shares = np.zeros(len(most))
     is_free = np.ones(len(most), dtype=bool)
     while True:
@@ -123,8 +123,9 @@ def _filled(most: Floats, weights: Floats) -> Floats:
         shares[is_free] = left * weights[is_free] / weights[is_free].sum()
         above = is_free & (shares > most)
         if not above.any():
-            return np.maximum(shares, LEAST_SHARE)
+            return shares
         shares[above] = most[above]
         is_free &= ~above
-        if not is_free.any():
-            return shares / shares.sum()
+        if not is_free.any():  # all limits together are one but for rounding
+            filled: Floats = shares / shares.sum()
+            return filled
