@@ -29,6 +29,8 @@ MAX_STEPS = 2e7
 """States times options in a search, about 50 nanoseconds each."""
 MAX_FOUND = 8
 """Plans of a search."""
+MAX_ALL_ENDS = 64
+"""Layers up to which stages are tried with every end, where devices cannot be left out."""
 NO_STATE = -1
 
 Masks = NDArray[np.uint64]
@@ -162,14 +164,17 @@ class _Search:
         return self.is_linked and limits.min_stages == 1 and not has_ends
 
     def _shorter_ends(self) -> Ends:
-        """For each end one that is worth a try as well: the next layer from there needs less.
+        """For each end one that is worth a try as well.
 
-        A device that has to follow may be too small for the layer behind the longest front.
+        A device that has to follow may be too small for the layer behind the longest front. Of many
+        layers, only ends are tried from which the next layer needs less.
         """
         shorter = np.full(self.room.num_layers + 1, NO_STATE)
         if self._may_skip:
             return shorter
         self.is_complete = False
+        if self.room.num_layers <= MAX_ALL_ENDS:
+            return np.arange(-1, self.room.num_layers)
         needs = [*np.diff(self.room.needed_bytes).tolist(), np.inf]
         for end in range(1, len(needs)):
             last = end - 1
