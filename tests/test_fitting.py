@@ -208,3 +208,33 @@ class TestDoor:
         reasons = {row.planner: row.infeasible_reason for row in found.rows}
         assert reasons["spp"] is None
         assert "no path" in reasons["interleaved-1f1b"]
+
+
+class TestSchedules:
+    def test_more_stages_asked_for_are_no_faster(self):
+        """The best plan needs an order that no rule of the portfolio gives."""
+        times = ((953.5, 1991.7), (1472, 1890.4), (1807.2, 1558.8), (1971, 654.9), (1685.6, 603.6))
+        parameters = (0.196e9, 19.42e9, 15.64e9, 24.76e9, 5.55e9)
+        outputs = (4.74e9, 3.16e9, 6.32e9, 3.16e9, 1.58e9)
+        model = ModelProfile(
+            name="slow",
+            microbatch_size=2,
+            layers=tuple(
+                LayerProfile(
+                    name=f"l{index}",
+                    forward_ms=forward,
+                    backward_ms=backward,
+                    output_bytes=outputs[index],
+                    parameter_bytes=parameters[index],
+                )
+                for index, (forward, backward) in enumerate(times)
+            ),
+        )
+        cluster = replace(
+            cluster_of([None] * 3),
+            bandwidth_gb_per_s=((0, 3, 3), (3, 0, 4), (3, 4, 0)),
+            latency_us=10_000.0,
+        )
+        free = plan(model, cluster, 4, last_on="d0")
+        asked = plan(model, cluster, 4, last_on="d0", stages=3)
+        assert free.iteration_ms <= asked.iteration_ms * (1 + 1e-9)

@@ -52,10 +52,10 @@ __all__ = ["plan_best"]
 OPTIMAL_WITHIN = 1e-7
 """Proofs are so exact. Plans that are nearer to the bound count as optimal (`Bound.verdict`)."""
 SET_CAPACITY = 2
-"""Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
-points the recursion takes up to five times as long, and no more is proved."""
+"""Points in a front of planning on sets. 16 take up to five times as long, and prove no more."""
 NUM_POLISHED = {False: 4, True: 2}
 """Plans for which each search looks for better schedules, by whether links are shared."""
+NUM_POLISHED_ON_SETS = 16
 
 
 def plan_best(
@@ -78,6 +78,7 @@ def plan_best(
         if late is not None:
             search.start_from(late)
         search.offer_all(starts)
+        search.polish_on_sets()
         search.improve()
     except _core.DeadlineError:
         if not search.incumbent.has_plan:
@@ -179,7 +180,7 @@ class _Search:
 
     def order_devices(self) -> None:
         """Make the device orders; offer an even split on the first and on the cluster's own."""
-        self.offer_even_split(self.orders[0])
+        self.offer(even_split(self.orders[0], self.num_layers))
         if self.instance.has_equal_devices:
             return  # every order looks the same
         orders = device_orders(
@@ -190,11 +191,7 @@ class _Search:
         )
         ended = (with_ends(order, self.problem.limits) for order in orders)
         self.orders = list(dict.fromkeys(ended))
-        self.offer_even_split(self.orders[0])
-
-    def offer_even_split(self, order: tuple[int, ...]) -> None:
-        """As many stages as there can be, one device each."""
-        self.offer(even_split(order, self.num_layers))
+        self.offer(even_split(self.orders[0], self.num_layers))
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
         """Consider stages before the deadline."""
@@ -356,6 +353,11 @@ class _Search:
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
                 self.search_from(starts, step)
             self.plan_on_order_of(self.incumbent.stages)
+
+    def polish_on_sets(self) -> None:
+        """Where all sets were planned on, only a schedule may be missing; whatever the effort."""
+        if self.plans_on_sets and not (self.is_optimal or self.is_late):
+            self.incumbent.polish(NUM_POLISHED_ON_SETS, self.problem.deadline)
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], step: settings.SearchStep) -> None:
         """Local search from each of these plans, each with its own random numbers."""
