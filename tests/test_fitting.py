@@ -201,6 +201,11 @@ class TestDoor:
         with pytest.raises(PipeplanError, match="has 1 stages"):
             plan(even_model(4, 1, 2), flat_cluster(1), 2, divisible=True, stages=2, positions=2)
 
+    def test_a_time_limit_of_best_does_not_advise_best(self):
+        cluster = cluster_of([0.009, 0.008, 0.007, 0.03, 0.004])
+        with pytest.raises(PipeplanError, match="allow more time$"):
+            plan(model_of([(MB, MB)] * 8), cluster, 4, time_limit_s=1e-9)
+
     def test_plans_that_lack_a_path_are_rows_with_a_reason(self):
         star = {(0, 2), (2, 0), (1, 2), (2, 1)}
         cluster = cluster_of([1.0] * 3, links=star)
