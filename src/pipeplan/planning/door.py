@@ -18,13 +18,19 @@ from pipeplan import _core
 from pipeplan.checker import check, structural_errors
 from pipeplan.cluster import Cluster
 from pipeplan.cost import BYTES_IN_GB, CostModel, PipelineCosts
-from pipeplan.errors import InfeasibleError, InputError, NoPlanError, PlanningInterrupted
+from pipeplan.errors import (
+    InfeasibleError,
+    InputError,
+    NoPlanError,
+    PlanFileError,
+    PlanningInterrupted,
+)
 from pipeplan.group_costs import group_costs
 from pipeplan.group_schedules import GROUP_SCHEDULES
 from pipeplan.group_simulator import run_groups
 from pipeplan.pipeline import Plan
 from pipeplan.planning.group_order import in_group_order
-from pipeplan.planning.limits import BrokenLimits, broken_limits
+from pipeplan.planning.limits import BrokenLimits, broken_limits, require_kept
 from pipeplan.planning.options import OptionArguments, PlanningOptions
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import (
@@ -33,7 +39,7 @@ from pipeplan.planning.problem import (
     Problem,
     SearchInterrupted,
 )
-from pipeplan.planning.registry import PLANNERS, SEARCH_FAMILIES, find_planner
+from pipeplan.planning.registry import KEEP_LIMITS, PLANNERS, SEARCH_FAMILIES, find_planner
 from pipeplan.plugins import SCHEDULE_GROUP, find, foreign_code
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
@@ -193,15 +199,19 @@ def attempt(
     try:
         _require_room(problem.model, problem.cluster)
         draft = make_draft(problem) if is_ours else _foreign_draft(problem, planner, make_draft)
+    except PlanFileError as error:  # published plans may need paths that the cluster lacks
+        planning_s = time.perf_counter() - began_s
+        return Attempt(planner=planner, planning_s=planning_s, reason=str(error))
     except InfeasibleError as error:
         planning_s = time.perf_counter() - began_s
         return Attempt(planner=planner, planning_s=planning_s, reason=str(error), error=error)
     except _core.DeadlineError:
         reason = f"the time limit of {problem.time_limit_s:g} s passed before there was a plan"
+        remedy = "allow more time" + ("" if planner == "best" else " or use planner 'best'")
         return Attempt(
             planner=planner,
             planning_s=time.perf_counter() - began_s,
-            reason=f"{reason}; allow more time or use planner 'best'",
+            reason=f"{reason}; {remedy}",
         )
     except SearchInterrupted as stop:
         raise PlanningInterrupted(_finish(problem, planner, schedule, rules, stop.draft)) from None
@@ -210,6 +220,8 @@ def attempt(
         _require_valid("planner", planner, check(plan).errors)
     planning_s = time.perf_counter() - began_s
     broken = broken_limits(plan, problem.limits)
+    if is_ours and planner in KEEP_LIMITS and schedule is None:
+        require_kept(planner, plan, broken, problem.limits)
     return Attempt(planner=planner, planning_s=planning_s, plan=plan, broken=broken)
 
 

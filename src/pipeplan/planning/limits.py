@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeplan.checker import has_whole_samples, memory_excesses
 from pipeplan.cluster import Cluster
 from pipeplan.documents.text import excerpt, nearest
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, PipeplanError
 from pipeplan.pipeline import Plan, Stage
 from pipeplan.profile import ModelProfile
 
@@ -20,6 +20,7 @@ __all__ = [
     "broken_constraint",
     "broken_limits",
     "make_limits",
+    "require_kept",
     "require_positions",
 ]
 
@@ -87,6 +88,22 @@ def broken_limits(plan: Plan, limits: Limits) -> BrokenLimits:
         or all(has_whole_samples(stage, plan.model.microbatch_size) for stage in plan.stages),
         constraint=broken_constraint(plan.stages, limits),
     )
+
+
+def require_kept(planner: str, plan: Plan, broken: BrokenLimits, limits: Limits) -> None:
+    """Refuse a plan of ours that breaks a limit, or that its own bound calls impossible."""
+    wrong = broken.constraint
+    if limits.memory and not broken.fits_memory:
+        wrong = memory_excesses(plan)[0]
+    elif not broken.has_whole_samples:
+        wrong = "splits samples"
+    elif plan.bound is not None and plan.bound.lower_bound_ms > plan.iteration_ms:
+        wrong = f"takes {plan.iteration_ms:g} ms, less than its bound"
+    if wrong:
+        raise PipeplanError(
+            f"planner: {planner!r} made a plan that breaks its own limits: {wrong};"
+            " this is a defect of pipeplan, please report it"
+        )
 
 
 def broken_constraint(stages: Sequence[Stage], limits: Limits) -> str | None:

@@ -18,12 +18,21 @@ from pipeplan.planning.planner.unshared import half_time, plan_knowing_links
 from pipeplan.planning.problem import Draft, Planner, Problem
 from pipeplan.plugins import PLANNER_GROUP, all_names, find
 
-__all__ = ["PLANNERS", "SEARCH_FAMILIES", "choose_planners", "find_planner", "planner_names"]
+__all__ = [
+    "KEEP_LIMITS",
+    "PLANNERS",
+    "SEARCH_FAMILIES",
+    "choose_planners",
+    "find_planner",
+    "planner_names",
+]
 
 CHOOSE_BY_TIME = ("grid",)
 """Published planners that choose by real times, so that shared links change their plans."""
 SEARCH_FAMILIES = ("best",)
 """Planners that search several stages a device and cut backwards by default."""
+KEEP_LIMITS = ("best", "exact")
+"""Planners whose plans keep all limits; those of published planners may break them."""
 SLOW = "exact"
 """Takes minutes where the others take milliseconds, so it runs only if somebody names it."""
 

@@ -29,7 +29,7 @@ import numpy as np
 from pipeplan import _core
 from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Stage
-from pipeplan.planning.planner import settings
+from pipeplan.planning.planner import fit_starts, settings
 from pipeplan.planning.planner.coarsening import coarsen
 from pipeplan.planning.planner.device_classes import num_link_rates, num_set_triples
 from pipeplan.planning.planner.device_order import connected_parts
@@ -41,7 +41,6 @@ from pipeplan.planning.planner.lower_bound import (
     relaxed_bound_ms,
     work_bound_ms,
 )
-from pipeplan.planning.planner.no_plan import explain_no_plan
 from pipeplan.planning.planner.paper_partitions import paper_stages
 from pipeplan.planning.planner.placement import placed_plan, placed_stages
 from pipeplan.planning.planner.room import orders_to_fit
@@ -54,10 +53,10 @@ __all__ = ["plan_best"]
 OPTIMAL_WITHIN = 1e-7
 """Proofs are so exact. Plans that are nearer to the bound count as optimal (`Bound.verdict`)."""
 SET_CAPACITY = 2
-"""Points in a front of planning on sets. Few will do: single plans are looked at later. With 16
-points the recursion takes up to five times as long, and no more is proved."""
+"""Points in a front of planning on sets. 16 take up to five times as long, and prove no more."""
 NUM_POLISHED = {False: 4, True: 2}
 """Plans for which each search looks for better schedules, by whether links are shared."""
+NUM_POLISHED_ON_SETS = 16
 
 
 def plan_best(
@@ -80,9 +79,11 @@ def plan_best(
         if late is not None:
             search.start_from(late)
         search.offer_all(starts)
+        search.polish_on_sets()
         search.improve()
     except _core.DeadlineError:
-        search.require_plan()
+        if not search.incumbent.has_plan:
+            raise
     except KeyboardInterrupt:
         if not search.incumbent.has_plan:
             raise
@@ -90,7 +91,8 @@ def plan_best(
         raise SearchInterrupted(
             replace(draft, notes={**draft.notes, "interrupted": True})
         ) from None
-    search.require_plan()
+    if not search.incumbent.has_plan:
+        return fit_starts.draft_by_memory(search.problem, search.orders)
     return search.draft()
 
 
@@ -179,7 +181,7 @@ class _Search:
 
     def order_devices(self) -> None:
         """Make the device orders; offer an even split on the first and on the cluster's own."""
-        self.offer_even_split(self.orders[0])
+        self.offer(even_split(self.orders[0], self.num_layers))
         if self.instance.has_equal_devices:
             return  # every order looks the same
         orders = device_orders(
@@ -190,11 +192,7 @@ class _Search:
         )
         ended = (with_ends(order, self.problem.limits) for order in orders)
         self.orders = list(dict.fromkeys(ended))
-        self.offer_even_split(self.orders[0])
-
-    def offer_even_split(self, order: tuple[int, ...]) -> None:
-        """As many stages as there can be, one device each."""
-        self.offer(even_split(order, self.num_layers))
+        self.offer(even_split(self.orders[0], self.num_layers))
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
         """Consider stages before the deadline."""
@@ -213,8 +211,15 @@ class _Search:
         if self.settings.tries_partitions:
             for stages in paper_stages(self.problem, self.coarse, self.incumbent):
                 self.offer(stages)
-        if not self.incumbent.has_plan:
-            self.plan_on_more_orders()
+        for last_resort in (self.plan_within_memory, self.plan_on_more_orders):
+            if not self.incumbent.has_plan:
+                last_resort()
+
+    def plan_within_memory(self) -> None:
+        """Plans that fit, whatever time they take, and the recursion on their orders."""
+        for stages in fit_starts.even_plans(self.problem):
+            self.offer(stages)
+            self.plan_on_order_of(stages)
 
     def plan_on_more_orders(self) -> None:
         """Look for any plan that fits: on orders by memory, then on random ones."""
@@ -345,7 +350,12 @@ class _Search:
                     return
                 starts = starts_of(step, self.incumbent.ranked(), self.cost, self.orders, rng)
                 self.search_from(starts, step)
-            self.plan_on_own_order()
+            self.plan_on_order_of(self.incumbent.stages)
+
+    def polish_on_sets(self) -> None:
+        """Where all sets were planned on, only a schedule may be missing; whatever the effort."""
+        if self.plans_on_sets and not (self.is_optimal or self.is_late):
+            self.incumbent.polish(NUM_POLISHED_ON_SETS, self.problem.deadline)
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], step: settings.SearchStep) -> None:
         """Local search from each of these plans, each with its own random numbers."""
@@ -368,13 +378,11 @@ class _Search:
                 self.incumbent.offer_found(placed, rule, iteration_ms, self.problem.deadline)
         self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
 
-    def plan_on_own_order(self) -> None:
-        """The recursion on the order in which the best plan uses the devices."""
-        if self.instance.has_equal_devices:
-            return  # this order looks like all others
-        used = [device for stage in self.incumbent.stages for device in stage.devices]
-        unused = sorted(set(range(self.num_devices)) - set(used))
-        self._plan_on_order((*used, *unused), self.settings.steps[-1])
+    def plan_on_order_of(self, stages: tuple[Stage, ...]) -> None:
+        """The recursion on the order in which a plan uses the devices."""
+        if not self.instance.has_equal_devices:  # else this order looks like all others
+            order = fit_starts.order_of(stages, self.num_devices)
+            self._plan_on_order(order, self.settings.steps[-1])
 
     def draft(self) -> Draft:
         """The best plan with its certificate."""
@@ -384,14 +392,6 @@ class _Search:
             bound=certificate(self.problem, self.bound_ms, draft.iteration_ms),
             notes={"bound": self.bound_name},
         )
-
-    def require_plan(self) -> None:
-        """Say why there is no plan, if there is none."""
-        if self.incumbent.has_plan:
-            return
-        if self.is_late:
-            raise _core.DeadlineError
-        raise explain_no_plan(self.problem, self.orders)
 
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:

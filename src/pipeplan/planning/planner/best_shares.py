@@ -34,8 +34,7 @@ def plan_best_shares(
         return plan_best(problem, starts, late)
     starts, again = itertools.tee(starts)
     best = plan_best(problem, starts, late)
-    assert best.bound is not None, "a search proves a bound"
-    if best.bound.gap(best.iteration_ms) < OPTIMAL_WITHIN:
+    if best.bound is None or best.bound.gap(best.iteration_ms) < OPTIMAL_WITHIN:
         return best
     effort = EVEN_EFFORT * problem.effort
     is_too_little = effort < MIN_EVEN_EFFORT and problem.cluster.num_devices > FEW_DEVICES

@@ -29,13 +29,14 @@ import numpy as np
 from pipeplan.checker import has_whole_samples
 from pipeplan.cost import PipelineCosts
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.pipeline import Stage
+from pipeplan.pipeline import Stage, most_in_flight
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.every_placement import all_placements, whole_sample_variants
 from pipeplan.planning.planner.lower_bound import certificate
 from pipeplan.planning.planner.plan_bound import plan_bound_ms
+from pipeplan.planning.planner.stage_caps import capped_costs
 from pipeplan.planning.problem import Draft, Problem
 from pipeplan.schedules import run_pe
 from pipeplan.simulator import Codes, run_schedule
@@ -46,7 +47,6 @@ TICKS = 10_000_000
 """Ticks in the longest schedule, about."""
 MAX_PLACEMENTS = 200_000
 """Up to this number of plans, all are tried."""
-MEMORY_ROUNDING = 1e-9
 DETERMINISTIC_LIMIT = 60.0
 """For one schedule, in the solver's own seconds."""
 
@@ -90,12 +90,20 @@ def optimal_schedule(
         )
     codes = problem.codes(solver)
     run = run_schedule(costs, codes)
-    if pe.iteration_ms < run.iteration_ms:  # because of rounding, or of the rule for half duplex
+    # Because of rounding, or of the rule for half duplex, PE may be better after all.
+    if pe.iteration_ms < run.iteration_ms or not _keeps_caps(costs, codes):
         run = pe
     return OptimalSchedule(
         codes=run.order_SM2,
         iteration_ms=run.iteration_ms,
         lower_bound_ms=min(solver.best_objective_bound / ticks_per_ms, run.iteration_ms),
+    )
+
+
+def _keeps_caps(costs: PipelineCosts, codes: Codes) -> bool:
+    """Whether no stage holds more microbatches than it may."""
+    return costs.caps is None or all(
+        most_in_flight(row) <= cap for row, cap in zip(codes, costs.caps, strict=True)
     )
 
 
@@ -140,10 +148,13 @@ class _ScheduleModel:
             [[model.new_int_var(0, 2 * TICKS, "") for _ in microbatches] for _ in stages]
             for _ in range(2)
         )
+        self.lengths: list[tuple[int, int]] = []
+        """Ticks of each stage's forward and backward."""
         end = model.new_int_var(0, 2 * TICKS, "end")
         caps = costs.caps or (num_microbatches,) * costs.num_stages
         for n in stages:
             forward, backward = ticks(costs.forward_ms_S[n]), ticks(costs.backward_ms_S[n])
+            self.lengths.append((forward, backward))
             intervals = [
                 model.new_fixed_size_interval_var(start, length, "")
                 for starts, length in ((self.forward[n], forward), (self.backward[n], backward))
@@ -186,15 +197,20 @@ class _ScheduleModel:
         return [self.model.new_fixed_size_interval_var(start, length, "") for start in starts]
 
     def codes(self, solver: Any) -> Codes:
-        """The order of blocks in the solution; of blocks that start together, forwards first."""
+        """The order of blocks in the solution.
+
+        Of blocks that start together, those without length come first: the others would end later.
+        Among these the microbatches go one by one. So no block comes before one that it waits for,
+        nor a forward before the backward that frees its memory.
+        """
         rows = []
         for n in range(self.num_stages):
             blocks = [
-                (solver.value(start), sign, m)
-                for sign, starts in ((0, self.forward[n]), (1, self.backward[n]))
+                (solver.value(start), self.lengths[n][kind] > 0, m, kind)
+                for kind, starts in enumerate((self.forward[n], self.backward[n]))
                 for m, start in enumerate(starts)
             ]
-            rows.append([m if sign == 0 else -1 - m for _, sign, m in sorted(blocks)])
+            rows.append([m if kind == 0 else -1 - m for _, _, m, kind in sorted(blocks)])
         return np.array(rows, dtype=np.int32)
 
 
@@ -219,6 +235,8 @@ def plan_exact(problem: Problem) -> Draft:
 def _plan_with_even_shares(problem: Problem) -> Draft:
     problem = problem.within_samples()
     best = plan_best(problem)
+    if best.bound is None:
+        return _with_optimal_schedule(problem, best)  # only shares that follow memory fit
     num_microbatches = problem.num_microbatches
     if _num_placements(problem) > MAX_PLACEMENTS:
         return _with_optimal_schedule(problem, best)
@@ -289,28 +307,6 @@ def _all_modes(problem: Problem, stages: tuple[Stage, ...]) -> Iterator[tuple[St
             replace(stage, recompute=recompute)
             for stage, recompute in zip(stages, chosen, strict=True)
         )
-
-
-def capped_costs(problem: Problem, stages: tuple[Stage, ...]) -> PipelineCosts | None:
-    """The costs of stages with the microbatches that each may hold; None if one does not fit."""
-    costs = problem.cost.pipeline_costs(stages)
-    if not problem.limits_memory:
-        return costs
-    caps = tuple(_most_in_flight(problem, stage) for stage in stages)
-    return replace(costs, caps=caps) if min(caps) > 0 else None
-
-
-def _most_in_flight(problem: Problem, stage: Stage) -> int:
-    devices, most = problem.cluster.devices, problem.num_microbatches
-    base_gb = problem.cost.memory_gb(stage, 0)
-    one_gb = problem.cost.memory_gb(stage, 1)
-    for u, base, one in zip(stage.devices, base_gb, one_gb, strict=True):
-        room_gb = (devices[u].memory_gb or math.inf) * (1 + MEMORY_ROUNDING)
-        if one > room_gb:
-            return 0
-        if one > base:
-            most = min(most, int(min(most, (room_gb - base) / (one - base))))
-    return most
 
 
 def _with_optimal_schedule(problem: Problem, draft: Draft) -> Draft:

@@ -29,22 +29,30 @@ CAPACITY = 2
 Made = TypeVar("Made")
 
 
-def explain_no_plan(problem: Problem, orders: Sequence[tuple[int, ...]]) -> NoPlanError:
-    """The error for a problem without a plan; it names the stage that lacks the most memory."""
+def explain_no_plan(
+    problem: Problem, orders: Sequence[tuple[int, ...]], *, is_proved: bool = False
+) -> NoPlanError:
+    """The error for a problem without a plan; it names the stage that lacks the most memory.
+
+    Only if that is proved, it says that there is no plan. Else none was found.
+    """
     if not problem.limits_memory:
         return NoPlanError(
-            "no plan keeps all constraints: the devices that they ask for lack paths to each other"
-            " or share too few samples; drop a constraint or use a larger microbatch_size"
+            "found no plan that keeps all constraints: the devices that they ask for lack paths to"
+            " each other or share too few samples; drop a constraint or use a larger"
+            " microbatch_size"
         )
     stages = _closest(problem, orders[:MAX_ORDERS])
     if stages is None:
         return NoPlanError(
-            "no plan keeps all constraints, whatever memory the devices had; drop a constraint"
+            "found no plan that keeps all constraints, whatever memory the devices had; drop a"
+            " constraint"
         )
-    return _error(problem, stages)
+    is_known = is_proved and not problem.options.uses_families
+    return _error(problem, stages, "nothing fits" if is_known else "found no plan that fits")
 
 
-def _error(problem: Problem, stages: tuple[Stage, ...]) -> NoPlanError:
+def _error(problem: Problem, stages: tuple[Stage, ...], what: str) -> NoPlanError:
     """The error for the stage with the largest excess, if each holds one microbatch."""
     devices = problem.cluster.devices
     _, need_gb, index, device = max(
@@ -61,7 +69,7 @@ def _error(problem: Problem, stages: tuple[Stage, ...]) -> NoPlanError:
     layers = (stage.layers.start, stage.layers.stop)
     recomputed = ", even with recomputation" if stage.recompute else ""
     return NoPlanError(
-        f"nothing fits: the plan that comes closest needs {need_gb:.3g} GB on"
+        f"{what}: the one that comes closest needs {need_gb:.3g} GB on"
         f" {devices[device].name!r} ({devices[device].memory_gb:g} GB) in stage {index} of"
         f" {len(stages)}{recomputed};"
         " use more or larger devices or a smaller microbatch",
