@@ -48,7 +48,7 @@ __all__ = [
 def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
     """The whole model's results; the model has to be whole."""
     model, result, randomness = stage.module.model, Result(), SameRandomness()
-    _clear(model)
+    _clear(*stage.modules())
     atoms = stage.module.atoms
     recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
     recorder.attach(model)
@@ -87,14 +87,14 @@ def numbers_of_whole(stage: StageCalls, sample: Sample) -> Numbers:
     """What the whole model computes in training: output, losses and gradients, as a few numbers."""
     numbers: Numbers = {}
     randomness = SameRandomness()
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     seed_python("start")
     with _mode(stage.modules(), trains=True), randomness:
         total, _ = _whole_loss(stage, sample.copied(), 1.0, sample.num_rows, numbers=numbers)
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     _note_gradients(stage, numbers)
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     return numbers
 
 
@@ -127,14 +127,14 @@ def gradients_of_whole(
     """The gradients of the whole model's parameters; it has to be whole, and to draw nothing."""
     model, shares = stage.module.model, stage.shares(samples)
     num_rows = sum(sample.num_rows for sample in samples)
-    _clear(model)
+    _clear(*stage.modules())
     with torch.enable_grad():
         for sample, share in zip(samples, shares, strict=True):
             total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    _clear(model)
+    _clear(*stage.modules())
     return found
 
 
@@ -355,7 +355,7 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
         named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
     result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     for parameter in stage.parameters.values():
         parameter.grad = None
 
@@ -370,9 +370,10 @@ def _require_no_gradients(model: nn.Module) -> None:
             )
 
 
-def _clear(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
+def _clear(*modules: nn.Module) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
 
 
 @contextlib.contextmanager
