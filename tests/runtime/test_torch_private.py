@@ -184,7 +184,7 @@ def test_fake_copies_and_missing_values():
 
 
 def test_tables_of_a_modules_hooks():
-    module = nn.Linear(2, 2)
+    module = torch.nn.Linear(2, 2)
     tables = torch_private.call_hooks(module)
     assert sum(map(len, tables)) == 0
     module.register_forward_hook(lambda *_: None)

@@ -10,8 +10,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from pipeplan.pipeline import Kind, Plan, Schedule, Stage  # noqa: E402
 from pipeplan.pipeline import Block as PlanBlock  # noqa: E402
+from pipeplan.pipeline import Kind, Plan, Schedule, Stage  # noqa: E402
 from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime.root_watch import RootWatch  # noqa: E402
 from pipeplan.runtime.verification.row_division import row_orders  # noqa: E402

@@ -160,9 +160,9 @@ class _Watch:
         """Note functions from now on, or no more: layers may have been compiled without that."""
         if is_on and not self._is_on:
             self.calls.returned = {}
-            self.calls.__enter__()
+            self.calls.__enter__()  # type: ignore[no-untyped-call]
         elif self._is_on and not is_on:
-            self.calls.__exit__(None, None, None)
+            self.calls.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._is_on = is_on
 
     def _look(self, values: Sequence[Any], text: str, *, may_be_input: bool) -> None:

@@ -62,14 +62,9 @@ def look_at_division(
         return Divided(problem=f"{text} has the shape {shape[0]} for {shape[1]} rows; {REMEDY}")
     doubt = None
     for sample in reordered:
-        state = stage.state()
-        try:
-            entering = _take_rows(whole.entering, sample.order)
-            found = leave_stage(stage, sample, entering)
-        except Exception:
-            continue  # it takes no such number of rows; a replica would raise the same
-        finally:
-            state.put_back()
+        found = _try_stage(stage, sample, whole)
+        if found is None:
+            continue
         shape = _find_shape([found], [sample.num_rows])
         if shape is not None:
             return Divided(problem=f"{text} has the shape {shape[0]} for {shape[1]} rows; {REMEDY}")
@@ -87,7 +82,20 @@ def look_at_division(
     return Divided(doubt=doubt)
 
 
-def _find_shape(values: Sequence[Noted], sizes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
+def _try_stage(stage: StageCalls, sample: Sample, whole: Result) -> Noted | None:
+    """What leaves the stage; None if it takes no such rows: a replica would raise the same."""
+    state = stage.state()
+    try:
+        return leave_stage(stage, sample, _take_rows(whole.entering, sample.order))
+    except Exception:
+        return None
+    finally:
+        state.put_back()
+
+
+def _find_shape(
+    values: Sequence[Noted], sizes: Sequence[int]
+) -> tuple[tuple[int, ...], int] | None:
     """The shape of a tensor without rows, and how many rows there are."""
     for noted, size in zip(values, sizes, strict=True):
         for tensor in noted.tensors:
