@@ -181,3 +181,14 @@ def test_fake_copies_and_missing_values():
         torch.ones(2).sum().item()
     assert torch_private.is_about_values(raised.value)
     assert not torch_private.is_about_values(RuntimeError())
+
+
+def test_tables_of_a_modules_hooks():
+    module = torch.nn.Linear(2, 2)
+    tables = torch_private.call_hooks(module)
+    assert sum(map(len, tables)) == 0
+    module.register_forward_hook(lambda *_: None)
+    module.register_forward_pre_hook(lambda *_: None)
+    module.register_full_backward_hook(lambda *_: None)
+    module.register_full_backward_pre_hook(lambda *_: None)
+    assert [len(table) for table in tables] == [1, 1, 1, 1]

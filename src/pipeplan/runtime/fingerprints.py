@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pipeplan.runtime.batches import Whole, find_leaves
+from pipeplan.runtime.byte_views import as_bytes
 
 __all__ = ["fingerprint", "given_tensors", "memory_of", "shape_key"]
 
@@ -92,13 +93,13 @@ def _sample(tensor: torch.Tensor, step: int) -> torch.Tensor:
         return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.numel() <= MOST_VALUES:
-        return plain.reshape(-1).view(torch.uint8)
+        return as_bytes(plain)
     start, stride = _places(plain.numel(), step)
     if plain.is_contiguous():
         values = plain.view(-1)[start : start + MOST_VALUES * stride : stride]
-        return values.contiguous().view(torch.uint8)
+        return as_bytes(values)
     # To flatten it would copy all of it.
-    return plain[_coordinates(plain, start, stride)].view(torch.uint8)
+    return as_bytes(plain[_coordinates(plain, start, stride)])
 
 
 def _coordinates(tensor: torch.Tensor, start: int, stride: int) -> tuple[torch.Tensor, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Block, Kind, Plan
@@ -24,6 +25,7 @@ from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.root_watch import RootWatch
 from pipeplan.runtime.settings_agreement import hash_options
 from pipeplan.runtime.stage_orders import group_of
 from pipeplan.runtime.step_blocks import Arranged, StepBlocks, StepPart
@@ -106,6 +108,7 @@ class Steps:
         """What rides with the messages of this step, if anything does."""
         self._replicas = [ranks for ranks in placement.ranks if len(ranks) > 1]
         """The ranks of replicated stages."""
+        self._root = RootWatch(_around_layers(replica))
         self._watch: AttributeWatch | None = None
         if replica is not None and len(replica.ranks) > 1:
             functions = [loss.loss_fn, *loss.metrics.values()] if self._is_last else []
@@ -189,6 +192,8 @@ class Steps:
         else:
             agreed = self._agreement.agree(*given, self._transport, options, variables)
         self._has_agreed = True
+        if self._root.have_changed():
+            self._agreement.has_doubt = True
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []
@@ -333,3 +338,11 @@ class Steps:
         except RuntimeMismatchError as error:  # all ranks raise it
             self._watchdog.report(error, is_mismatch=True)
             raise
+
+
+def _around_layers(replica: Replica | None) -> list[nn.Module]:
+    """The modules whose code calls the layers."""
+    if replica is None:
+        return []
+    names = replica.parts[0].module.layout.containers
+    return [replica.held.model.get_submodule(name) for name in names]

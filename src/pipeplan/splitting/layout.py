@@ -68,6 +68,16 @@ class Layout:
         """The number of layers."""
         return len(self.names)
 
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The modules around atoms, whose code and hooks run between them; "" is the root."""
+        paths = (name.split(".") for name in self.atoms)
+        return tuple(
+            dict.fromkeys(
+                ".".join(path[:depth]) for path in paths for depth in range(max(1, len(path)))
+            )
+        )
+
     def atoms_in(self, layers: range) -> range:
         """The atoms of consecutive layers."""
         return range(self.atoms_of[layers[0]].start, self.atoms_of[layers[-1]].stop)

@@ -37,7 +37,7 @@ from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_s
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
-from pipeplan.splitting.torch_private import count_changes
+from pipeplan.splitting.torch_private import call_hooks, count_changes
 
 __all__ = ["StageModule", "cut", "cut_all"]
 
@@ -162,6 +162,15 @@ class _ChainStage(StageModule):
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
                 self.stand_ins[name] = Absent(name, model.get_submodule(name))
+        self._hooks = [
+            (name, table)
+            for name in layout.containers
+            for table in call_hooks(model.get_submodule(name))
+        ]
+        self._num_hooks = self._count_hooks()
+
+    def _count_hooks(self) -> list[int]:
+        return [len(table) for _, table in self._hooks]
 
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
@@ -172,6 +181,16 @@ class _ChainStage(StageModule):
                     f"model: its layer {printable(name)!r} was replaced after the pipeline was"
                     " made; change the model before that, or make a new Pipeline"
                 )
+        num_hooks = self._count_hooks()
+        if num_hooks != self._num_hooks:
+            pairs = zip(num_hooks, self._num_hooks, strict=True)
+            place = next(place for place, (now, then) in enumerate(pairs) if now != then)
+            name = self._hooks[place][0]
+            raise RuntimeMismatchError(
+                f"model: its {f'module {printable(name)!r}' if name else 'root'} has got or lost a"
+                " hook after the pipeline was made; a chain calls its layers alone, so that hook"
+                " never runs: register it on a layer"
+            )
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for index, (module, names) in enumerate(zip(self._calls, self._keywords, strict=True)):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,7 @@ __all__ = [
     "FakeCopyMode",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "call_hooks",
     "count_changes",
     "count_flops",
     "count_hooks",
@@ -72,6 +74,14 @@ def count_hooks(tensor: torch.Tensor) -> int:
     """How many such hooks a leaf has; this is asked in every step."""
     before, behind = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return (len(before) if before else 0) + (len(behind) if behind else 0)
+
+
+def call_hooks(module: nn.Module) -> tuple[Any, ...]:
+    """The tables of a module's hooks that its call runs, forward and backward; they stay its."""
+    return (
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    )
 
 
 def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from pipeplan.errors import CheckpointError
+from pipeplan.runtime.byte_views import as_bytes
 from pipeplan.runtime.checkpoints.reading import quoted, shown
 from pipeplan.runtime.checkpoints.tensor_files import TensorFile, TensorSource
 
@@ -50,8 +51,7 @@ def source_of(name: str, tensor: torch.Tensor) -> TensorSource:
 
     def make_pieces() -> Iterator[memoryview]:
         if values.numel():
-            flat = values.cpu().contiguous().resolve_conj().resolve_neg()
-            yield from _pieces(flat)
+            yield from _pieces(values.cpu())
 
     return TensorSource(
         name=name,
@@ -101,8 +101,8 @@ def read_tensor(file: TensorFile, name: str, sha256: str | None) -> torch.Tensor
 
 
 def _pieces(tensor: torch.Tensor, *, whole: bool = False) -> Iterator[memoryview]:
-    """The memory of a contiguous tensor with elements."""
-    memory: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    """The memory of a tensor with elements; that of a copy, if it is not contiguous."""
+    memory: memoryview = as_bytes(tensor).numpy().data
     step = len(memory) if whole else PIECE_BYTES
     for start in range(0, len(memory), step):
         yield memory[start : start + step]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pipeplan.errors import CheckpointError
+from pipeplan.runtime.byte_views import as_bytes
 from pipeplan.runtime.checkpoints.agreement import together
 from pipeplan.runtime.checkpoints.reading import quoted, shown
 from pipeplan.runtime.checkpoints.saving import TrainingState
@@ -103,4 +104,4 @@ def _read_at(file: TensorFile, name: str, like: torch.Tensor, *, cast: bool) -> 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes, so that NaN equals itself."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+    return as_bytes(tensor) if tensor.numel() else tensor

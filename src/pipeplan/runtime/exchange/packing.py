@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import torch
 
+from pipeplan.runtime.byte_views import as_bytes
 from pipeplan.runtime.exchange.contents import AS_FORECAST, HEADER_BYTES, Contents
 
 __all__ = ["Packing", "find_packing"]
@@ -68,8 +69,7 @@ class Packing:
         for tensor, place in zip(tensors, self.places, strict=True):
             flat = tensor.detach().reshape(-1)
             if place.dtype is not self.dtype:
-                # Flags of lazy conjugates and negatives are lost in bytes. `cat` minds them.
-                flat = flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
+                flat = as_bytes(flat)  # `cat` by itself minds strides and lazy conjugates
             parts.append(flat)
             padding = place.stop - place.start - flat.numel()
             if padding:

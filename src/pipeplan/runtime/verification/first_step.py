@@ -91,7 +91,7 @@ class FirstStep:
     def _compare_ranks(self, verdict: Verdict, batch: Any, targets: Any, num_rows: int) -> None:
         assert self._verification is not None  # it has given the verdict
         if verdict.doubt is None:
-            verdict.recheck.run(self._verification.share(batch, targets, num_rows)[0])
+            verdict.recheck.run(self._verification.share(batch, targets, num_rows))
 
     def require_no_doubt(self, watchdog: Watchdog) -> None:
         """Refuse a step in which no stage raises, although the whole model does."""

@@ -30,6 +30,11 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
+from pipeplan.runtime.verification.later_looks import (
+    LayerCalls,
+    find_uneven_loss,
+    require_no_problem,
+)
 from pipeplan.runtime.verification.runs import numbers_of_whole
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.whole_states import (
@@ -65,14 +70,16 @@ class Recheck:
     """Whether forwards change nothing that cannot be sent to other ranks: globals, objects."""
     rounding: float
     marks: CodeMarks | None = None
+    problem: str | None = field(default=None, init=False)
+    """What this rank has found in the whole model itself."""
     _is_possible: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.replica is not None:
             self.marks = CodeMarks(self.replica.held.model)
 
-    def run(self, sample: Sample) -> None:
-        """Compare on these rows; all ranks have to call it.
+    def run(self, samples: Sequence[Sample]) -> None:
+        """Compare on these rows, the last sample has all of them; all ranks have to call it.
 
         Raises:
             RuntimeMismatchError: on every rank, it names what differs and where.
@@ -82,9 +89,10 @@ class Recheck:
         states = self._exchange()
         found: WholeRun | str | None = None
         if self.replica is not None and self.stage is not None:
-            found = self._run_whole(self.replica, self.stage, sample, states)
+            found = self._run_whole(self.replica, self.stage, samples, states)
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (found, self._is_certain_now(), self._hooked()))
+        require_no_problem(self.problem)
         hooked = {name for _, _, names in everyone for name in names}
         runs = {
             rank: each.without(hooked)
@@ -163,7 +171,7 @@ class Recheck:
         self,
         replica: Replica,
         stage: StageCalls,
-        sample: Sample,
+        samples: Sequence[Sample],
         states: tuple[StageState, StageState],
     ) -> WholeRun | str:
         """What the whole model gives; or why it raises."""
@@ -182,7 +190,13 @@ class Recheck:
             state = stage.state()
             try:
                 give_remembered(model, remembered)
-                numbers = numbers_of_whole(stage, sample)
+                calls = LayerCalls(stage.module.layout, model)
+                with calls:
+                    numbers = numbers_of_whole(stage, samples[0])
+                self.problem = calls.problem
+                if self.problem is None and stage.module.is_last:
+                    state.put_back()
+                    self.problem = find_uneven_loss(stage, samples)
             except Exception as error:
                 lines = str(error).strip().splitlines()
                 return printable(f"{type(error).__name__}: {lines[0] if lines else ''}")

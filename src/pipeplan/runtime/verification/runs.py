@@ -37,6 +37,7 @@ from pipeplan.splitting.torch_private import count_changes
 __all__ = [
     "evaluate_whole",
     "gradients_of_whole",
+    "leave_stage",
     "numbers_of_whole",
     "owned_positions",
     "run_stage",
@@ -48,7 +49,7 @@ __all__ = [
 def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
     """The whole model's results; the model has to be whole."""
     model, result, randomness = stage.module.model, Result(), SameRandomness()
-    _clear(model)
+    _clear(*stage.modules())
     atoms = stage.module.atoms
     recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
     recorder.attach(model)
@@ -127,14 +128,14 @@ def gradients_of_whole(
     """The gradients of the whole model's parameters; it has to be whole, and to draw nothing."""
     model, shares = stage.module.model, stage.shares(samples)
     num_rows = sum(sample.num_rows for sample in samples)
-    _clear(model)
+    _clear(*stage.modules())
     with torch.enable_grad():
         for sample, share in zip(samples, shares, strict=True):
             total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    _clear(model)
+    _clear(*stage.modules())
     return found
 
 
@@ -241,6 +242,19 @@ def _run_alone(
     return result
 
 
+def leave_stage(stage: StageCalls, sample: Sample, entering: Noted | None) -> Noted:
+    """What leaves a stage in evaluation if this enters; `entering` has its tensors aside."""
+    module, runner = stage.module, stage.runner
+    tensors, template = _as_message(module, entering)
+    if entering is not None:
+        tensors = entering.tensors
+    call = sample.copied().call if module.needs_inputs else ((), {})
+    with module.alone(), runner.evaluating(), SameRandomness(owned_positions(module)):
+        seed_python("start")
+        output, shape = runner.forward(0, 0, tensors, template, call)
+        return note(put_tensors(shape, output))
+
+
 def _in_backward(
     randomness: SameRandomness, *, needed: bool
 ) -> contextlib.AbstractContextManager[Any]:
@@ -304,11 +318,19 @@ def _as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch
     if entering is None:
         return [], None
     tensors, template = take_tensors(entering.value, f"layers {module.layers_text}")
-    # A message has no strides: values come one after another.
-    arrived = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    arrived = [_received(tensor) for tensor in tensors]
     for tensor, needed in zip(arrived, entering.needs_gradient, strict=True):
         tensor.requires_grad_(needed)
     return arrived, json.loads(json.dumps(template))
+
+
+def _received(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in new memory. A message has no strides, no attributes, and no classes."""
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()  # it is refused elsewhere
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor.detach().as_subclass(torch.Tensor)
+    )
 
 
 def _backward(
@@ -355,7 +377,7 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
         named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
     result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
-    _clear(stage.module.model)
+    _clear(*stage.modules())
     for parameter in stage.parameters.values():
         parameter.grad = None
 

@@ -30,6 +30,8 @@ class Sample:
     call: tuple[tuple[Any, ...], dict[str, Any]]
     targets: Any
     num_rows: int
+    order: tuple[int, ...] = ()
+    """Which rows these are, by their places in the rows of all samples, if they are others."""
 
     def copied(self) -> "Sample":
         """The same rows in memory of their own: models may change their inputs."""

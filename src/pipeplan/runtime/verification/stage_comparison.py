@@ -25,6 +25,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.placement import name_stages
+from pipeplan.runtime.verification.between_layers import find_operation
 from pipeplan.runtime.verification.differences import (
     NOT_THERE,
     REMEMBERS,
@@ -34,6 +35,7 @@ from pipeplan.runtime.verification.differences import (
 )
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.loss_rows import LossOfRows
+from pipeplan.runtime.verification.row_division import Divided, look_at_division
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
 from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
 from pipeplan.runtime.verification.same_randomness import SameRandomness
@@ -80,6 +82,8 @@ class Report:
     """By which the last stage looks at targets of later batches."""
     note: str | None = None
     """What users should know of rows that influence each other."""
+    doubt_of_rows: str | None = None
+    """Why its rows cannot be divided, unless they influence each other anyway."""
     remembers: tuple[str, ...] = ()
     """Buffers and numbers that a forward of the whole model changes."""
     keeps_state: bool = False
@@ -95,11 +99,13 @@ def compare_stage(
     has_replicas: bool = False,
     joint: Sample | None = None,
     spread: tuple[Any, int] | None = None,
+    reordered: Sequence[Sample] = (),
 ) -> Report:
     """Compare a stage that was cut with `keep_whole`; afterwards everything is as before.
 
     `joint` are the rows of all samples together, to see whether the loss is a mean over rows.
     `spread` are targets of other rows of the batch, and how many; by default those of `joint`.
+    `reordered` are the rows of `joint` in other orders, if what the stage sends is divided by rows.
     """
     module, weights = stage.module, fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
@@ -116,16 +122,20 @@ def compare_stage(
             stage.first_name_of,
             stage.own_stages,
         )
-        rows = RowReport()
+        rows, divided = RowReport(), Divided()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
+                difference = difference or _find_between(stage, samples[0])
                 if joint is not None and difference is None:
                     rows = look_at_rows(stage, samples, wholes, joint, spread)
                     difference = _in_forward(rows.problem) if rows.problem else None
                 difference = difference or _find_common(stage, wholes[True])
+                if reordered and difference is None:
+                    divided = look_at_division(stage, samples, wholes[False], reordered)
+                    difference = _in_forward(divided.problem) if divided.problem else None
         finally:
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
@@ -146,9 +156,23 @@ def compare_stage(
         run=WholeRun(device=stage.device_kind, weights=weights, numbers=wholes[True].numbers),
         loss_rows=rows.loss_rows,
         note=rows.note,
+        doubt_of_rows=divided.doubt,
         remembers=tuple(wholes[True].remembers),
         keeps_state=wholes[True].keeps_state,
     )
+
+
+def _find_between(stage: StageCalls, sample: Sample) -> Difference | None:
+    """Refuse what the model does between the layers of a chain; one stage is enough to see it."""
+    if not stage.module.is_first:
+        return None
+    with stage.module.whole():
+        state = stage.state()
+        try:
+            found = find_operation(stage, sample)
+        finally:
+            state.put_back()
+    return _in_forward(found) if found else None
 
 
 def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
@@ -354,6 +378,10 @@ def first_difference(
     found.sort(key=lambda difference: not difference.is_in_forward)
     if found:
         return found[0].text
+    if not any(report.note for report in reports):
+        doubts = [report.doubt_of_rows for report in reports if report.doubt_of_rows]
+        if doubts:
+            return doubts[0]
     pairs = zip(ranks or range(len(reports)), reports, strict=True)
     runs = {rank: report.run for rank, report in pairs if report.run is not None}
     other = find_other_run(runs, rounding(1.0)) if runs else None

@@ -1,6 +1,7 @@
 """All ranks together decide whether the cut model is the whole one, before the first step."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
 from pipeplan.runtime.verification.rechecks import Recheck
+from pipeplan.runtime.verification.row_division import row_orders
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
@@ -93,7 +95,7 @@ class Verification:
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
         """
-        samples = self.share(batch, targets, num_rows)
+        samples = self.share(batch, targets, num_rows, reorders=any(self._divides))
         own: dict[int, Report] = {}
         if self.replica is not None and self.rank in self._comparing:
             try:
@@ -166,9 +168,22 @@ class Verification:
         dtype = self.amp_dtype or torch.float32
         return float(torch.finfo(dtype).eps ** 0.75 * size)
 
-    def share(self, batch: Any, targets: Any, num_rows: int) -> list[Sample]:
+    @property
+    def _divides(self) -> list[bool]:
+        """For each stage, whether what it sends is divided or joined by rows, there or later.
+
+        An order of rows that is not theirs may reach a later cut.
+        """
+        pairs = itertools.pairwise(map(frozenset, self.stage_ranks))
+        here = [a != b and max(len(a), len(b)) > 1 for a, b in pairs]
+        return [any(here[stage:]) for stage in range(len(self.stage_ranks))]
+
+    def share(
+        self, batch: Any, targets: Any, num_rows: int, *, reorders: bool = False
+    ) -> list[Sample]:
         """A few rows, and then all of them together; all ranks have to call it.
 
+        With `reorders`, the latter follow in other orders.
         Ranks that were not given any get them from those that were.
         """
         given: list[Any] = [None] * dist.get_world_size()
@@ -178,6 +193,9 @@ class Verification:
         size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
         chosen = spread_rows(num_rows, num_samples * size)
         rows = [chosen[i * size : (i + 1) * size] for i in range(num_samples)] + [chosen]
+        others = row_orders(len(chosen)) if reorders else []
+        orders = [()] * len(rows) + others
+        rows += [[chosen[place] for place in order] for order in others]
         host = torch.device("cpu")
         calls = aims = None
         if batch is not None:
@@ -196,8 +214,8 @@ class Verification:
                 dist.broadcast_object_list(box, src=source)
             shared.append(box[0] or [None] * len(rows))
         return [
-            Sample(call=call, targets=aim, num_rows=len(r))
-            for call, aim, r in zip(*shared, rows, strict=True)
+            Sample(call=call, targets=aim, num_rows=len(r), order=order)
+            for call, aim, r, order in zip(*shared, rows, orders, strict=True)
         ]
 
     def _compare(self, part: Part, samples: list[Sample], targets: tuple[Any, int]) -> Report:
@@ -227,7 +245,9 @@ class Verification:
         replica, stage = self.replica, self._stage_calls(part)
         assert replica is not None  # this is one of its parts
         with _on_one_device(stage) as placed:
-            *parts, joint = [_move(sample, placed.device) for sample in samples]
+            moved = [_move(sample, placed.device) for sample in samples]
+            *parts, joint = (sample for sample in moved if not sample.order)
+            others = [s for s in moved if s.order] if self._divides[part.stage] else []
             return compare_stage(
                 placed,
                 parts,
@@ -236,6 +256,7 @@ class Verification:
                 has_replicas=len(replica.ranks) > 1,
                 joint=joint,
                 spread=targets if targets[0] is not None else None,
+                reordered=others,
             )
 
 
