@@ -203,7 +203,7 @@ class TestDoor:
 
     def test_a_time_limit_of_best_does_not_advise_best(self):
         cluster = cluster_of([0.009, 0.008, 0.007, 0.03, 0.004])
-        with pytest.raises(PipeplanError, match="allow more time$"):
+        with pytest.raises(PipeplanError, match=r"allow more time$"):
             plan(model_of([(MB, MB)] * 8), cluster, 4, time_limit_s=1e-9)
 
     def test_plans_that_lack_a_path_are_rows_with_a_reason(self):
