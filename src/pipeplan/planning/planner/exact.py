@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeplan.bound_checks import has_even_shares
 from pipeplan.checker import has_whole_samples
 from pipeplan.cost import PipelineCosts
 from pipeplan.errors import InfeasibleError, InputError
@@ -235,8 +236,9 @@ def plan_exact(problem: Problem) -> Draft:
 def _plan_with_even_shares(problem: Problem) -> Draft:
     problem = problem.within_samples()
     best = plan_best(problem)
-    if best.bound is None:
-        return _with_optimal_schedule(problem, best)  # only shares that follow memory fit
+    size = problem.model.microbatch_size
+    if not all(has_even_shares(stage, size) for stage in best.stages):  # only these shares fit
+        return _with_optimal_schedule(problem, best)
     num_microbatches = problem.num_microbatches
     if _num_placements(problem) > MAX_PLACEMENTS:
         return _with_optimal_schedule(problem, best)
