@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeplan.runtime.verification.layer_records import Noted
-from pipeplan.runtime.verification.runs import leave_stage
+from pipeplan.runtime.verification.layer_records import Noted, note
+from pipeplan.runtime.verification.runs import as_message, owned_positions
+from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
+from pipeplan.splitting.nesting import put_tensors
 
 __all__ = ["Divided", "look_at_division", "row_orders"]
 
@@ -86,11 +88,24 @@ def _try_stage(stage: StageCalls, sample: Sample, whole: Result) -> Noted | None
     """What leaves the stage; None if it takes no such rows: a replica would raise the same."""
     state = stage.state()
     try:
-        return leave_stage(stage, sample, _take_rows(whole.entering, sample.order))
+        return _leave_stage(stage, sample, _take_rows(whole.entering, sample.order))
     except Exception:
         return None
     finally:
         state.put_back()
+
+
+def _leave_stage(stage: StageCalls, sample: Sample, entering: Noted | None) -> Noted:
+    """What leaves a stage in evaluation if this enters; `entering` has its tensors aside."""
+    module, runner = stage.module, stage.runner
+    tensors, template = as_message(module, entering)
+    if entering is not None:
+        tensors = entering.tensors
+    call = sample.copied().call if module.needs_inputs else ((), {})
+    with module.alone(), runner.evaluating(), SameRandomness(owned_positions(module)):
+        seed_python("start")
+        output, shape = runner.forward(0, 0, tensors, template, call)
+        return note(put_tensors(shape, output))
 
 
 def _find_shape(

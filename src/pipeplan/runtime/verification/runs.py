@@ -35,9 +35,9 @@ from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = [
+    "as_message",
     "evaluate_whole",
     "gradients_of_whole",
-    "leave_stage",
     "numbers_of_whole",
     "owned_positions",
     "run_stage",
@@ -242,19 +242,6 @@ def _run_alone(
     return result
 
 
-def leave_stage(stage: StageCalls, sample: Sample, entering: Noted | None) -> Noted:
-    """What leaves a stage in evaluation if this enters; `entering` has its tensors aside."""
-    module, runner = stage.module, stage.runner
-    tensors, template = _as_message(module, entering)
-    if entering is not None:
-        tensors = entering.tensors
-    call = sample.copied().call if module.needs_inputs else ((), {})
-    with module.alone(), runner.evaluating(), SameRandomness(owned_positions(module)):
-        seed_python("start")
-        output, shape = runner.forward(0, 0, tensors, template, call)
-        return note(put_tensors(shape, output))
-
-
 def _in_backward(
     randomness: SameRandomness, *, needed: bool
 ) -> contextlib.AbstractContextManager[Any]:
@@ -283,7 +270,7 @@ def _forward(
 ) -> list[torch.Tensor]:
     """Run one forward; returns the tensors that entered."""
     sample, runner = samples[index].copied(), stage.runner
-    tensors, template = _as_message(stage.module, entering)
+    tensors, template = as_message(stage.module, entering)
     call = sample.call if stage.module.needs_inputs else ((), {})
     row_share = sample.num_rows / sum(each.num_rows for each in samples)
     watched = tensors_in(call)
@@ -313,7 +300,7 @@ def _forward(
     return tensors
 
 
-def _as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch.Tensor], Any]:
+def as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch.Tensor], Any]:
     """What enters, as if it had come from another rank."""
     if entering is None:
         return [], None

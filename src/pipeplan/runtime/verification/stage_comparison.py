@@ -172,7 +172,8 @@ def _find_between(stage: StageCalls, sample: Sample) -> Difference | None:
             found = find_operation(stage, sample)
         finally:
             state.put_back()
-    return _in_forward(found) if found else None
+    # A stage whose values differ can say more.
+    return Difference(text=found, is_in_forward=False) if found else None
 
 
 def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
