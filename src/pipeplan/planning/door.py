@@ -25,7 +25,7 @@ from pipeplan.group_simulator import run_groups
 from pipeplan.pipeline import Plan
 from pipeplan.planning.group_order import in_group_order
 from pipeplan.planning.limits import BrokenLimits, broken_limits
-from pipeplan.planning.options import OptionArguments, PlanningOptions
+from pipeplan.planning.options import WITHOUT_FAMILIES, OptionArguments, PlanningOptions
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import (
     Draft,
@@ -125,6 +125,7 @@ def plan(
         report=report,
         **options,
     )
+    require_known_options(problem.options, planner)
     made = attempt(problem, planner, schedule=schedule)
     if made.plan is None:
         raise made.error or InfeasibleError(made.reason)
@@ -188,7 +189,10 @@ def attempt(
     make_draft = function or find_planner(planner)
     is_ours = make_draft is PLANNERS.get(planner)
     rules = _rules(schedule)
-    problem = _settled(problem, is_free=is_ours and planner in SEARCH_FAMILIES and schedule is None)
+    searches = is_ours and planner in SEARCH_FAMILIES
+    if is_ours and not searches:  # it plans by its own rules, and the plan's record says so
+        problem = replace(problem, options=replace(problem.options, **WITHOUT_FAMILIES))
+    problem = _settled(problem, is_free=searches and schedule is None)
     began_s = time.perf_counter()
     try:
         _require_room(problem.model, problem.cluster)
@@ -220,6 +224,22 @@ def may_search_families(options: PlanningOptions, planner: str, schedule: str | 
         chooses
         and replace(options, split_backward=options.split_backward is not False).uses_families
     )
+
+
+def require_known_options(options: PlanningOptions, planner: str) -> None:
+    """Refuse options that only planners that search families know, if this is another one.
+
+    Where several planners get the same options, each takes those that it knows.
+    """
+    if planner in SEARCH_FAMILIES:
+        return
+    find_planner(planner)
+    for name in options.asked_families:
+        flag = name.replace("_", "-")
+        raise InputError(
+            f"{name}: planner {planner!r} knows no --{flag}; leave it out, or use planner"
+            f" {SEARCH_FAMILIES[0]!r}"
+        )
 
 
 def _settled(problem: Problem, *, is_free: bool) -> Problem:
