@@ -15,6 +15,7 @@ from pipeplan.cluster import HostGroup, expand_hosts
 from pipeplan.documents.files import read_plan, write_model, write_plan
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Bound, BoundScope
+from pipeplan.planning import registry
 from pipeplan.planning.door import plan
 from pipeplan.planning.planner.chains import WORTH
 from pipeplan.planning.whatif.question import recorded_options
@@ -206,3 +207,39 @@ def test_gaps_name_the_plans_that_the_bound_speaks_of():
     assert bound.verdict(11.0) == words
     assert bound.verdict(11.0, other_plans=True) == f"{words} among plans with one stage a device"
     assert bound.verdict(30.0) == "at most 200 % from the optimum"
+
+
+ASKED = [("--positions", "2"), ("--split-backward",), ("--shard-optimizer",)]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+@pytest.mark.parametrize("planner", ["spp", "exact", "zb-v"])
+def test_an_option_that_a_planner_does_not_know_is_refused(planner, asked, capfd):
+    arguments = ("plan", "vgg19", "1x8-pcie", "-m", "4", "--planner", planner, *asked)
+    for more in ((), ("--global-batch", "64")):
+        given = [each for each in arguments if not more or each not in ("-m", "4")]
+        code, out, err = run_command(capfd, *given, *more)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+        assert f"planner {planner!r} knows no {asked[0]}; leave it out, or use" in err
+
+
+def test_an_option_that_another_package_does_not_know_is_refused(monkeypatch):
+    mine = {**registry.PLANNERS, "mine": registry.PLANNERS["spp"]}
+    monkeypatch.setattr(registry, "find", lambda kind, name, own, group: mine[name])
+    model, cluster = even_model(4, 1, 1), flat_cluster(2)
+    assert plan(model, cluster, 2, "mine", positions=1, split_backward=False)
+    with pytest.raises(InputError, match="planner 'mine' knows no --split-backward"):
+        plan(model, cluster, 2, "mine", split_backward=True)
+
+
+def test_a_comparison_gives_options_to_planners_that_know_them():
+    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    asked = {"positions": 2, "split_backward": True, "shard_optimizer": True}
+    found = compare(model, cluster, 4, ["best", "spp", "zb-v"], effort=0.01, **asked)
+    assert asked.items() <= found.plans["best"].options.items()
+    for name in ("spp", "zb-v"):
+        assert found.plans[name] == plan(model, cluster, 4, name, effort=0.01)
+    # Who asks what another planner would do now does not ask for more than it knows.
+    answer = whatif(found.plans["best"], slower={"h0d1": 0.5}, planner="spp")
+    assert answer.replanned is not None

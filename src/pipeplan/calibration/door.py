@@ -12,7 +12,7 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import plan as make_plan
 from pipeplan.planning.registry import planner_names
-from pipeplan.planning.whatif.question import recorded_options
+from pipeplan.planning.whatif.question import options_for
 from pipeplan.profile import ModelProfile
 from pipeplan.replaying import replay_plan
 from pipeplan.report.units import humanise_ms, percent
@@ -129,16 +129,16 @@ def _replan(
     report: Callable[[str], None] | None,
 ) -> Plan:
     """The best plan known for the inputs of `kept`, which is one of them."""
-    asked = recorded_options(kept)
+    planner = planner or (kept.planner if kept.planner in planner_names() else "best")
+    asked = options_for(planner, kept)
     if effort is not None:
         asked["effort"] = effort
-    known = kept.planner in planner_names()
     try:
         made = make_plan(
             kept.model,
             kept.cluster,
             kept.microbatches,
-            planner or (kept.planner if known else "best"),
+            planner,
             seed=kept.seed,
             report=report,
             **asked,

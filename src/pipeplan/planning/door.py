@@ -31,7 +31,7 @@ from pipeplan.group_simulator import run_groups
 from pipeplan.pipeline import Plan
 from pipeplan.planning.group_order import in_group_order
 from pipeplan.planning.limits import BrokenLimits, broken_limits, require_kept
-from pipeplan.planning.options import OptionArguments, PlanningOptions
+from pipeplan.planning.options import WITHOUT_FAMILIES, OptionArguments, PlanningOptions
 from pipeplan.planning.prediction import predict
 from pipeplan.planning.problem import (
     Draft,
@@ -39,7 +39,13 @@ from pipeplan.planning.problem import (
     Problem,
     SearchInterrupted,
 )
-from pipeplan.planning.registry import KEEP_LIMITS, PLANNERS, SEARCH_FAMILIES, find_planner
+from pipeplan.planning.registry import (
+    KEEP_LIMITS,
+    PLANNERS,
+    SEARCH_FAMILIES,
+    find_planner,
+    require_known_options,
+)
 from pipeplan.plugins import SCHEDULE_GROUP, find, foreign_code
 from pipeplan.profile import ModelProfile
 from pipeplan.schedules import PORTFOLIO, SCHEDULES, ScheduleRule, schedule_guarantee_ms
@@ -131,6 +137,7 @@ def plan(
         report=report,
         **options,
     )
+    require_known_options(problem.options, planner)
     made = attempt(problem, planner, schedule=schedule)
     if made.plan is None:
         raise made.error or InfeasibleError(made.reason)
@@ -194,7 +201,10 @@ def attempt(
     make_draft = function or find_planner(planner)
     is_ours = make_draft is PLANNERS.get(planner)
     rules = _rules(schedule)
-    problem = _settled(problem, is_free=is_ours and planner in SEARCH_FAMILIES and schedule is None)
+    searches = is_ours and planner in SEARCH_FAMILIES
+    if is_ours and not searches:  # it plans by its own rules, and the plan's record says so
+        problem = replace(problem, options=replace(problem.options, **WITHOUT_FAMILIES))
+    problem = _settled(problem, is_free=searches and schedule is None)
     began_s = time.perf_counter()
     try:
         _require_room(problem.model, problem.cluster)

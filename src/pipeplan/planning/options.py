@@ -14,7 +14,14 @@ from pipeplan.planning.limits import Limits, make_limits
 from pipeplan.profile import ModelProfile
 from pipeplan.validation import COUNT, number_text, require_count, require_figure
 
-__all__ = ["AUTO", "MAX_EFFORT", "MIN_EFFORT", "OptionArguments", "PlanningOptions"]
+__all__ = [
+    "AUTO",
+    "MAX_EFFORT",
+    "MIN_EFFORT",
+    "WITHOUT_FAMILIES",
+    "OptionArguments",
+    "PlanningOptions",
+]
 
 MIN_EFFORT, MAX_EFFORT = 0.01, 1000.0
 FLAGS = (
@@ -55,6 +62,14 @@ class OptionArguments(TypedDict, total=False):
     shard_optimizer: bool
     effort: float
     runnable: bool
+
+
+WITHOUT_FAMILIES: OptionArguments = {
+    "positions": 1,
+    "split_backward": False,
+    "shard_optimizer": False,
+}
+"""One stage a device, whole backwards and whole optimizers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +141,16 @@ class PlanningOptions:
     def uses_families(self) -> bool:
         """Whether plans may need the second version of the format; of settled options."""
         return self.positions != 1 or bool(self.split_backward) or self.shard_optimizer
+
+    @property
+    def asked_families(self) -> list[str]:
+        """Which options ask for more than one stage a device, whole backwards, whole optimizers."""
+        plain = {"positions": (1, AUTO), "split_backward": (False, None)}
+        return [
+            name
+            for name in WITHOUT_FAMILIES
+            if getattr(self, name) not in plain.get(name, (False,))
+        ]
 
     @property
     def max_positions(self) -> int:

@@ -8,6 +8,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
 from pipeplan.planning.group_order import require_weight_gradients
 from pipeplan.planning.limits import require_positions
+from pipeplan.planning.options import PlanningOptions
 from pipeplan.planning.planner.best_shares import plan_best_shares
 from pipeplan.planning.planner.chains import plan_chains
 from pipeplan.planning.planner.exact import plan_exact
@@ -25,6 +26,7 @@ __all__ = [
     "choose_planners",
     "find_planner",
     "planner_names",
+    "require_known_options",
 ]
 
 CHOOSE_BY_TIME = ("grid",)
@@ -138,3 +140,19 @@ def choose_planners(names: Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         find_planner(name)
     return tuple(dict.fromkeys(names))
+
+
+def require_known_options(options: PlanningOptions, planner: str) -> None:
+    """Refuse options that only planners that search families know, if this is another one.
+
+    Where several planners get the same options, each takes those that it knows.
+    """
+    if planner in SEARCH_FAMILIES:
+        return
+    find_planner(planner)
+    for name in options.asked_families:
+        flag = name.replace("_", "-")
+        raise InputError(
+            f"{name}: planner {planner!r} knows no --{flag}; leave it out, or use planner"
+            f" {SEARCH_FAMILIES[0]!r}"
+        )

@@ -8,15 +8,23 @@ from typing import Any
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Plan
 from pipeplan.planning.door import plan as make_plan
-from pipeplan.planning.options import OptionArguments, PlanningOptions
-from pipeplan.planning.registry import planner_names
+from pipeplan.planning.options import WITHOUT_FAMILIES, OptionArguments, PlanningOptions
+from pipeplan.planning.registry import SEARCH_FAMILIES, planner_names
 from pipeplan.planning.whatif.carrying import carry_over
 from pipeplan.planning.whatif.changed_cluster import ChangedCluster, apply_changes
 from pipeplan.planning.whatif.changes import AddedHosts, Changes
 from pipeplan.planning.whatif.parsing import parse_added
 from pipeplan.replaying import replay_plan
 
-__all__ = ["WhatIf", "answer", "ignores_memory", "recorded_options", "replan", "whatif"]
+__all__ = [
+    "WhatIf",
+    "answer",
+    "ignores_memory",
+    "options_for",
+    "recorded_options",
+    "replan",
+    "whatif",
+]
 
 Report = Callable[[str], None]
 MAX_FULL_EFFORT_DEVICES = 32
@@ -167,8 +175,8 @@ def replan(
     report: Report | None = None,
 ) -> tuple[Plan | None, str | None]:
     """A new plan for the changed cluster under the old plan's options, or why there is none."""
-    known = before.planner in planner_names()
-    asked = recorded_options(before)
+    planner = planner or (before.planner if before.planner in planner_names() else "best")
+    asked = options_for(planner, before)
     names = {device.name for device in changed.cluster.devices}
     for field in ("first_on", "last_on"):
         if asked.get(field) not in (None, *names):
@@ -180,7 +188,7 @@ def replan(
             before.model,
             changed.cluster,
             before.microbatches,
-            planner or (before.planner if known else "best"),
+            planner,
             seed=before.seed,
             report=report,
             **asked,
@@ -190,7 +198,10 @@ def replan(
     return made, None
 
 
-FAMILIES = {"positions", "split_backward", "shard_optimizer"}
+def options_for(planner: str, plan: Plan) -> OptionArguments:
+    """What was asked for the plan, without what this planner does not know."""
+    asked = recorded_options(plan)
+    return asked if planner in SEARCH_FAMILIES else {**asked, **WITHOUT_FAMILIES}
 
 
 def ignores_memory(plan: Plan) -> bool:
@@ -212,7 +223,9 @@ def recorded_options(plan: Plan) -> OptionArguments:
             except InputError:
                 continue
             found[name] = getattr(one, name)  # type: ignore[literal-required]
-    if FAMILIES & found.keys() or not plan.uses_families:  # a record leaves out what is plain
+    if (
+        WITHOUT_FAMILIES.keys() & found.keys() or not plan.uses_families
+    ):  # a record leaves out what is plain
         found.setdefault("positions", 1)
         found.setdefault("split_backward", False)
     return found

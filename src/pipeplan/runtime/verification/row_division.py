@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeplan.runtime.verification.arrivals import as_message
 from pipeplan.runtime.verification.layer_records import Noted, note
-from pipeplan.runtime.verification.runs import as_message, owned_positions
+from pipeplan.runtime.verification.runs import owned_positions
 from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 from pipeplan.splitting.nesting import put_tensors

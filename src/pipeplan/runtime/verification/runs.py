@@ -13,7 +13,6 @@ the spoiling run replaces them by values of other inputs.
 """
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -25,17 +24,17 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import LOSS_NAME
+from pipeplan.runtime.verification.arrivals import as_message
 from pipeplan.runtime.verification.digests import Numbers, add_up, digest, gradient_of
 from pipeplan.runtime.verification.layer_records import LayerRecorder, Noted, note
 from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
 from pipeplan.splitting.layout import LayoutKind
-from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.nesting import put_tensors, tensors_in
 from pipeplan.splitting.stage_modules import StageModule
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = [
-    "as_message",
     "evaluate_whole",
     "gradients_of_whole",
     "numbers_of_whole",
@@ -298,26 +297,6 @@ def _forward(
         runner.clone_inputs()  # microbatches are parts of one batch, which stays as it is
     result.calls.append(recorder.calls)
     return tensors
-
-
-def as_message(module: StageModule, entering: Noted | None) -> tuple[list[torch.Tensor], Any]:
-    """What enters, as if it had come from another rank."""
-    if entering is None:
-        return [], None
-    tensors, template = take_tensors(entering.value, f"layers {module.layers_text}")
-    arrived = [_received(tensor) for tensor in tensors]
-    for tensor, needed in zip(arrived, entering.needs_gradient, strict=True):
-        tensor.requires_grad_(needed)
-    return arrived, json.loads(json.dumps(template))
-
-
-def _received(tensor: torch.Tensor) -> torch.Tensor:
-    """The values in new memory. A message has no strides, no attributes, and no classes."""
-    if tensor.layout is not torch.strided:
-        return tensor.detach().clone()  # it is refused elsewhere
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor.detach().as_subclass(torch.Tensor)
-    )
 
 
 def _backward(

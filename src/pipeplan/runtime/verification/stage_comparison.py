@@ -35,6 +35,7 @@ from pipeplan.runtime.verification.differences import (
 )
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.loss_rows import LossOfRows
+from pipeplan.runtime.verification.parameter_marks import changed_since, changed_text, marks_of
 from pipeplan.runtime.verification.row_division import Divided, look_at_division
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
 from pipeplan.runtime.verification.runs import evaluate_whole, run_stage, run_whole, try_whole
@@ -53,7 +54,7 @@ from pipeplan.runtime.verification.stage_calls import (
     fingerprint_whole,
 )
 from pipeplan.splitting.nesting import map_tensors
-from pipeplan.splitting.torch_private import count_changes
+from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
@@ -109,19 +110,12 @@ def compare_stage(
     """
     module, weights = stage.module, fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
-    marks = _marks(module.model)
+    marks = marks_of(module.model)
     before = try_whole(stage, samples[0])
-    changed = _changed(module.model, marks)
+    changed = changed_since(marks, module.model)
     own_state.put_back()
     with _nudged(_all_tensors(stage)):
-        own = {id(parameter) for parameter in module.model.parameters()}
-        shared = find_shared(
-            stage.parameters,
-            module.rest.separate(own),
-            held_by,
-            stage.first_name_of,
-            stage.own_stages,
-        )
+        shared = _shared_with_others(stage, held_by)
         rows, divided = RowReport(), Divided()
         try:
             with warnings.catch_warnings():
@@ -139,14 +133,11 @@ def compare_stage(
         finally:
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
-        difference = _in_forward(_changed_text(changed))
+        difference = _in_forward(changed_text(changed))
     elif before is not None and _differ(before, try_whole(stage, samples[0])):
         difference = _in_forward(REMEMBERS)
     elif difference is None and recomputes and cut.uses_own_generator:
-        difference = _in_forward(
-            f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
-            " recomputation cannot repeat; use torch's default generator, or plan without recompute"
-        )
+        difference = _in_forward(_own_generator_text(module))
     own_state.put_back()
     return Report(
         difference=difference,
@@ -159,6 +150,20 @@ def compare_stage(
         doubt_of_rows=divided.doubt,
         remembers=tuple(wholes[True].remembers),
         keeps_state=wholes[True].keeps_state,
+    )
+
+
+def _shared_with_others(stage: StageCalls, held_by: Mapping[str, set[int]]) -> dict[str, str]:
+    """The parameters of this stage that other stages hold as well."""
+    own = {id(parameter) for parameter in stage.module.model.parameters()}
+    others = stage.module.rest.separate(own)
+    return find_shared(stage.parameters, others, held_by, stage.first_name_of, stage.own_stages)
+
+
+def _own_generator_text(module: StageModule) -> str:
+    return (
+        f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
+        " recomputation cannot repeat; use torch's default generator, or plan without recompute"
     )
 
 
@@ -195,28 +200,6 @@ def _all_tensors(stage: StageCalls) -> list[torch.Tensor]:
     loss_fn = stage.loss.loss_fn
     of_loss = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
     return [*stage.module.model.parameters(), *stage.module.rest.tensors, *of_loss]
-
-
-def _marks(model: nn.Module) -> dict[str, tuple[int, float, float]]:
-    """How often each parameter was changed in place, and two numbers that its values give."""
-    return {
-        name: (count_changes(p), float(p.detach().sum()), float(p.detach().norm()))
-        for name, p in model.named_parameters()
-        if not p.is_meta and not p.is_complex()
-    }
-
-
-def _changed(model: nn.Module, marks: Mapping[str, tuple[int, float, float]]) -> list[str]:
-    now = _marks(model)
-    return [name for name, mark in marks.items() if repr(now[name]) != repr(mark)]  # NaN is NaN
-
-
-def _changed_text(names: Sequence[str]) -> str:
-    return (
-        f"parameter {printable(names[0])!r}: the forward changes it (max_norm, an average of other"
-        " weights, clamp_); replicas, recomputation and microbatches under way would each see other"
-        " values: make it a buffer, or change it between steps"
-    )
 
 
 def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None) -> bool:
