@@ -64,6 +64,9 @@ def test_no_tiny_plan_is_below_a_certificate(count):
             made = plan_for(enemy, effort=rng.choice([0.01, 1.0]))
         except InfeasibleError:
             continue
+        if made.bound is None:  # shares by memory, where no other plan fits: nothing is claimed
+            assert any(stage.shares for stage in made.stages), seed
+            continue
         known_ms = fastest_known_ms(rng, enemy, made.bound)
         assert refutes(enemy, made, known_ms) == "", seed
         judged += known_ms < math.inf
