@@ -358,6 +358,8 @@ class StageRunner:
 
     def _run_on(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         template, (args, kwargs) = call[:2]
+        if self._module.rehearsal is not None and not self._runs_again:
+            self._module.rehearsal.run(args, kwargs)
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
         with collect_losses() as self._extra:

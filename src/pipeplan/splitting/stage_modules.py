@@ -36,6 +36,7 @@ from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
+from pipeplan.splitting.rehearsals import Rehearsal
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import call_hooks, count_changes
 
@@ -108,6 +109,8 @@ class StageModule:
         """By name, what stands in the place of other stages' modules while this stage runs."""
         self.on_enter: Callable[[], None] | None = None
         """Is called when the model's forward takes over what arrived; a chain does so at once."""
+        self.rehearsal: Rehearsal | None = None
+        """Looks at what a chain's own forward does between its layers, on the first stage."""
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""

@@ -34,6 +34,8 @@ class FirstStep:
         self._verdict: Verdict | None = None
         self._looked_at = {0}
         """Numbers of batches; evaluations in between have the same."""
+        self._new_rows: list[int] = []
+        """Rows of this batch that hold something new."""
         self._verification: Verification | None = None
         if settings.verifies:
             self._verification = Verification(
@@ -50,6 +52,7 @@ class FirstStep:
                     frozenset(block.kind for block in stage_order(plan, stage))
                     for stage in range(plan.num_stages)
                 ),
+                activation_bytes=sum(layer.activation_bytes for layer in plan.model.layers),
             )
 
     def verify(
@@ -57,7 +60,8 @@ class FirstStep:
     ) -> None:
         """Compare the stages with the whole model, if that is still to be done.
 
-        Later the last stage looks at the targets now and then: in batch 1, 2, 4, 8, ...
+        Later the last stage looks at the targets: in batch 1, 2, 4, 8, ... at some of them, and in
+        each batch at rows that hold something new.
         """
         if self._verification is None:
             return
@@ -66,10 +70,21 @@ class FirstStep:
                 self._verdict = self._verification.run(batch, targets, num_rows)
                 if self._verdict.is_due:
                     self._compare_ranks(self._verdict, batch, targets, num_rows)
-        elif self._verdict.loss_rows is not None and number & (number - 1) == 0:
-            problem = self._verdict.loss_rows.find_problem(targets, num_rows)
+        elif self._verdict.loss_rows is not None:
+            is_due = number & (number - 1) == 0
+            problem = self._verdict.loss_rows.find_problem(targets, num_rows, is_due=is_due)
             if problem is not None:
                 raise RuntimeMismatchError(problem)
+
+    def has_new_rows(self, batch: Any, num_rows: int) -> bool:
+        """Whether a model that computes its loss itself was given something new, such as padding.
+
+        Only the rank that looks at that loss knows.
+        """
+        if self._verdict is None or self._verdict.input_records is None:
+            return False
+        self._new_rows = self._verdict.input_records.look(batch, num_rows)
+        return bool(self._new_rows)
 
     def recheck(
         self,
@@ -81,17 +96,30 @@ class FirstStep:
         *,
         is_doubted: bool,
     ) -> None:
-        """Compare what the ranks compute, behind batch 1, 2, 4, 8, ... and in doubt."""
+        """Compare what ranks and stages compute, behind batch 1, 2, 4, 8, ... and in doubt."""
         is_due = number & (number - 1) == 0 and number not in self._looked_at
         if self._verdict is not None and (is_due or is_doubted):
             self._looked_at.add(number)
             with _outside(watchdog):
-                self._compare_ranks(self._verdict, batch, targets, num_rows)
+                self._compare_ranks(self._verdict, batch, targets, num_rows, is_later=True)
 
-    def _compare_ranks(self, verdict: Verdict, batch: Any, targets: Any, num_rows: int) -> None:
-        assert self._verification is not None  # it has given the verdict
+    def _compare_ranks(
+        self,
+        verdict: Verdict,
+        batch: Any,
+        targets: Any,
+        num_rows: int,
+        *,
+        is_later: bool = False,
+    ) -> None:
+        """Before the first step a few rows are enough, later it is a microbatch, too."""
+        verification = self._verification
+        assert verification is not None  # it has given the verdict
         if verdict.doubt is None:
-            verdict.recheck.run(self._verification.share(batch, targets, num_rows))
+            given = (batch, targets, num_rows)
+            microbatch = verification.share_microbatch(*given) if is_later else None
+            wanted = self._new_rows if is_later else None
+            verdict.recheck.run(verification.share(*given, wanted=wanted), microbatch)
 
     def require_no_doubt(self, watchdog: Watchdog) -> None:
         """Refuse a step in which no stage raises, although the whole model does."""

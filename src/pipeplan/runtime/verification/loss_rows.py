@@ -15,7 +15,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.verification.row_records import RowRecords
 from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 
@@ -48,6 +49,7 @@ class LossOfRows:
     outputs: Any
     device: torch.device
     amp_dtype: torch.dtype | None
+    records: RowRecords = field(default_factory=RowRecords)
 
     @classmethod
     def of(
@@ -70,11 +72,16 @@ class LossOfRows:
             loss=loss, outputs=mark_rows(two, 2, "output"), device=device, amp_dtype=amp_dtype
         )
 
-    def find_problem(self, targets: Any, num_rows: int) -> str | None:
+    def find_problem(self, targets: Any, num_rows: int, *, is_due: bool = True) -> str | None:
         """Why the loss is no mean over rows; None if it is, or if it cannot be computed so.
 
-        `targets` are those of `num_rows` rows. A few of them are looked at.
+        `targets` are those of `num_rows` rows. A few of them are looked at if it is due, and always
+        those that hold something new.
         """
+        rows = self.records.look(targets, num_rows)[:MOST_ROWS]
+        if not rows and not is_due:
+            return None
+        rows = list(dict.fromkeys([*spread_rows(num_rows), *rows]))
         marked = mark_rows(targets, num_rows, "targets") if targets is not None else None
         modules = self.loss.loss_fn.modules() if isinstance(self.loss.loss_fn, nn.Module) else ()
         state, randomness = ModuleState(modules), SameRandomness()
@@ -82,7 +89,7 @@ class LossOfRows:
         try:
             with torch.enable_grad(), randomness, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a single row may have no deviation
-                found = self._find(marked, spread_rows(num_rows))
+                found = self._find(marked, rows)
         except Exception:
             return None  # outputs of some rows do not fit to the targets of others
         finally:
