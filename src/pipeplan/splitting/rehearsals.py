@@ -7,8 +7,12 @@ more. So the first stage rehearses it: all layers return tokens, and compute not
 
     a(x) -> token a      token a * 2                 refused: something between the layers is lost
                          if mask.any(): ...          real inputs decide as they would
-                         if len(token a) > 3: ...    refused: a token has no shape and no values
+                         if len(token a) > 3: ...    as many rows as the inputs have
+                         if token a.max() > 3: ...   refused: a token has no values
     b(token a) -> token b                            right: it gets what the layer before returned
+
+Tokens have the shapes that were seen before the first step, for as many rows as there are. If the
+inputs have other shapes than then, nobody knows, and code that asks is refused.
 
 A forward that `nn.Sequential` has itself does nothing between its layers, and is not rehearsed.
 """
@@ -16,6 +20,7 @@ A forward that `nn.Sequential` has itself does nothing between its layers, and i
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +32,48 @@ from pipeplan.splitting.layout import Layout, LayoutKind
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.torch_private import call_hooks, calling, count_changes
 
-__all__ = ["HARMLESS", "Outlines", "Rehearsal", "does_its_own", "outline"]
+__all__ = [
+    "HARMLESS",
+    "Outline",
+    "Outlines",
+    "Rehearsal",
+    "does_its_own",
+    "outline",
+    "shapes_of",
+]
 
-Outlines = Mapping[bool, Sequence[tuple[list[torch.dtype], Any]]]
-"""In training and in evaluation, what each layer returns: the tensors' types, and a template."""
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a layer returns, without values."""
+
+    kinds: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    template: Any
+    """The value with numbers in the place of tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlines:
+    """What all layers return for some inputs."""
+
+    of_layers: Mapping[bool, Sequence[Outline]]
+    """In training and in evaluation."""
+    inputs: tuple[tuple[int, ...], ...]
+    """The shapes of the inputs."""
+
+    def shape_of(
+        self, shape: tuple[int, ...], inputs: tuple[tuple[int, ...], ...]
+    ) -> tuple[int, ...] | None:
+        """What becomes of a shape for inputs of other shapes; None if nobody knows."""
+        if inputs == self.inputs:
+            return shape
+        if [each[1:] for each in inputs] != [each[1:] for each in self.inputs]:
+            return None
+        rows, before = {each[:1] for each in inputs}, {each[:1] for each in self.inputs}
+        is_known = len(rows) == 1 and before == {shape[:1]}
+        return (*rows.pop(), *shape[1:]) if is_known else None
+
 
 HARMLESS = frozenset(
     {
@@ -56,10 +99,16 @@ def does_its_own(model: nn.Module, layout: Layout) -> bool:
     return has_hooks or forwards != {nn.Sequential.forward}
 
 
-def outline(value: Any) -> tuple[list[torch.dtype], Any]:
+def outline(value: Any) -> Outline:
     """What is needed to make tokens of a value."""
     tensors, template = take_tensors(value, "model")
-    return [tensor.dtype for tensor in tensors], template
+    kinds, shapes = (tensor.dtype for tensor in tensors), (tuple(t.shape) for t in tensors)
+    return Outline(tuple(kinds), tuple(shapes), template)
+
+
+def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a model's inputs."""
+    return tuple(tuple(tensor.shape) for tensor in tensors_in([list(args), dict(kwargs)]))
 
 
 class Rehearsal:
@@ -77,6 +126,7 @@ class Rehearsal:
         self._is_off = False
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         """By id: how often each was changed in place."""
+        self._shapes: tuple[tuple[int, ...], ...] = ()
         self._passing: list[torch.Tensor] = []
         """The tokens that the layer before returned."""
         self._last, self._before = -1, "the model's input"
@@ -103,6 +153,7 @@ class Rehearsal:
         if self._is_off:
             return
         self._inputs = {id(t): (count_changes(t), t) for t in tensors_in([args, dict(kwargs)])}
+        self._shapes = shapes_of(args, kwargs)
         self._passing, self._last, self._before = [], -1, "the model's input"
         try:
             with _lent(self._calls):
@@ -138,15 +189,18 @@ class Rehearsal:
             self._look([*args, *kwargs.values()], name, may_be_input=True)
             self._look_at_plain(atom, name, (args, kwargs))
             self._last, self._before = atom, name
-            kinds, template = self._outlines[self._model.training][atom]
-            self._passing = [_Token.make(kind, self._refuse) for kind in kinds]
-            return put_tensors(template, self._passing)
+            known = self._outlines.of_layers[self._model.training][atom]
+            self._passing = [
+                _Token.make(kind, self._outlines.shape_of(shape, self._shapes), self._refuse)
+                for kind, shape in zip(known.kinds, known.shapes, strict=True)
+            ]
+            return put_tensors(known.template, self._passing)
 
         return call
 
     def _refuse(self, name: str) -> RuntimeMismatchError:
         """What becomes of code that works on a token, by a function of this name."""
-        did = "asks for the {} of" if name in ("shape", "size", "len") else "works by {} on"
+        did = "asks for the {} of" if name in SHAPE else "works by {} on"
         return RuntimeMismatchError(
             f"model: its forward {did.format(printable(repr(name)))} what {self._before} returns;"
             f" {REMEDY}"
@@ -208,16 +262,27 @@ FREE = frozenset({"dtype", "device", "is_cuda", "is_cpu", "layout"})
 """What code may ask of a token: it stays what it was in the first step."""
 
 
+SHAPE = frozenset({"shape", "size", "len", "__len__", "dim", "ndim", "numel", "nelement"})
+
+
 class _Token(torch.Tensor):
     """Stands for a tensor that passes from layer to layer; nothing may be done with it."""
 
     refuse: Callable[[str], RuntimeMismatchError]
+    like: torch.Tensor | None
+    """A tensor of its shape, if that is known."""
 
     @classmethod
-    def make(cls, dtype: torch.dtype, refuse: Callable[[str], RuntimeMismatchError]) -> "_Token":
+    def make(
+        cls,
+        dtype: torch.dtype,
+        shape: tuple[int, ...] | None,
+        refuse: Callable[[str], RuntimeMismatchError],
+    ) -> "_Token":
         """A token for a tensor of this type."""
         token = torch.empty(0, dtype=dtype).as_subclass(cls)
         token.refuse = refuse
+        token.like = None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
         return token
 
     @classmethod
@@ -229,7 +294,11 @@ class _Token(torch.Tensor):
         if name in ("__get__", "__set__"):
             name = func.__self__.__name__
         if name in FREE:
-            return super().__torch_function__(func, types, args, kwargs or {})
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if name in SHAPE and isinstance(args[0], _Token) and args[0].like is not None:
+            return func(args[0].like, *args[1:], **(kwargs or {}))
+        if name == "requires_grad" and getattr(func, "__name__", "") == "__get__":
+            return torch.is_grad_enabled()
         if name in HARMLESS and isinstance(args[0], _Token):
             return args[0]
         token = next(each for each in tensors_in([args, kwargs or {}]) if isinstance(each, _Token))

@@ -143,6 +143,10 @@ class StageModule:
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
 
+    def own_modules(self) -> list[nn.Module]:
+        """The modules whose code this stage runs; the model has to be cut."""
+        return list(self.model.modules())
+
     def attach(self, name: str, module: nn.Module) -> None:
         """Count a module's parameters as the stage's; the stage does not call it."""
         self.held.attach(name, module, self.stand_ins)
@@ -171,6 +175,11 @@ class _ChainStage(StageModule):
             for table in call_hooks(model.get_submodule(name))
         ]
         self._num_hooks = self._count_hooks()
+
+    def own_modules(self) -> list[nn.Module]:
+        """The modules whose code this stage runs, which is only that of its layers."""
+        found = {id(m): m for module in self._calls for m in module.modules()}
+        return list(found.values())
 
     def _count_hooks(self) -> list[int]:
         return [len(table) for _, table in self._hooks]

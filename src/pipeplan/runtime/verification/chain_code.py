@@ -5,13 +5,19 @@ each microbatch (`splitting.rehearsals`).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.verification.between_layers import find_operation
 from pipeplan.runtime.verification.differences import Difference
 from pipeplan.runtime.verification.stage_calls import Result, Sample, StageCalls
-from pipeplan.splitting.rehearsals import Outlines, Rehearsal, does_its_own, outline
+from pipeplan.splitting.rehearsals import (
+    Outline,
+    Outlines,
+    Rehearsal,
+    does_its_own,
+    outline,
+    shapes_of,
+)
 
 __all__ = ["look_at_chain"]
 
@@ -26,7 +32,7 @@ def look_at_chain(
     if not stage.module.is_first:
         return None, None
     found = _find_between(stage, sample)
-    outlines = _outlines_of(stage, wholes) if found is None else None
+    outlines = _outlines_of(stage, sample, wholes) if found is None else None
     if outlines is not None:
         found = _rehearse(stage, sample, outlines)
     # A stage whose values differ can say more.
@@ -42,13 +48,15 @@ def _find_between(stage: StageCalls, sample: Sample) -> str | None:
             state.put_back()
 
 
-def _outlines_of(stage: StageCalls, wholes: Mapping[bool, Result]) -> Outlines | None:
+def _outlines_of(
+    stage: StageCalls, sample: Sample, wholes: Mapping[bool, Result]
+) -> Outlines | None:
     """What each layer of a chain returns; None if its forward need not or cannot be rehearsed."""
     module = stage.module
     with module.whole() as model:
         if not does_its_own(model, module.layout):
             return None
-    found: dict[bool, list[Any]] = {True: [], False: []}
+    found: dict[bool, list[Outline]] = {True: [], False: []}
     for trains, whole in wholes.items():
         for atom in range(len(module.layout.atoms)):
             call = whole.calls[0].get(atom)
@@ -58,7 +66,7 @@ def _outlines_of(stage: StageCalls, wholes: Mapping[bool, Result]) -> Outlines |
                 found[trains].append(outline(call.output.value))
             except RuntimeMismatchError:  # a layer returns what cannot cross a cut
                 return None
-    return found
+    return Outlines(of_layers=found, inputs=shapes_of(*sample.call))
 
 
 def _rehearse(stage: StageCalls, sample: Sample, outlines: Outlines) -> str | None:

@@ -8,11 +8,13 @@ import torch
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
+from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica, ReplicaSettings
 from pipeplan.runtime.stage_orders import stage_order
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
+from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.verdict import Verdict, Verification
 
 __all__ = ["FirstStep"]
@@ -70,11 +72,30 @@ class FirstStep:
                 self._verdict = self._verification.run(batch, targets, num_rows)
                 if self._verdict.is_due:
                     self._compare_ranks(self._verdict, batch, targets, num_rows)
-        elif self._verdict.loss_rows is not None:
+            is_due = True
+        else:
             is_due = number & (number - 1) == 0
-            problem = self._verdict.loss_rows.find_problem(targets, num_rows, is_due=is_due)
-            if problem is not None:
-                raise RuntimeMismatchError(problem)
+            self._look_at_targets(self._verdict.loss_rows, targets, num_rows, is_due=is_due)
+        if is_due and self._verdict.loss_rows is not None:
+            self._runner.on_output = self._look_at_output
+
+    @property
+    def _runner(self) -> StageRunner:
+        """That of this rank's last stage."""
+        assert self._verification is not None
+        assert self._verification.replica is not None
+        return self._verification.replica.parts[-1].runner
+
+    def _look_at_targets(
+        self, loss_rows: LossOfRows | None, targets: Any, num_rows: int, *, is_due: bool
+    ) -> None:
+        if loss_rows is not None:
+            _refuse(loss_rows.find_problem(targets, num_rows, is_due=is_due))
+
+    def _look_at_output(self, output: Any, targets: Any) -> None:
+        """Ask whether the loss of a microbatch is a mean over its rows."""
+        if self._verdict is not None and self._verdict.loss_rows is not None:
+            _refuse(self._verdict.loss_rows.find_in_microbatch(output, targets))
 
     def has_new_rows(self, batch: Any, num_rows: int) -> bool:
         """Whether a model that computes its loss itself was given something new, such as padding.
@@ -127,6 +148,11 @@ class FirstStep:
             error = RuntimeMismatchError(self._verdict.doubt)
             watchdog.report(error, is_mismatch=True)
             raise error
+
+
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise RuntimeMismatchError(problem)
 
 
 @contextlib.contextmanager

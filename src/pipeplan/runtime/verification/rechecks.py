@@ -174,7 +174,7 @@ class Recheck:
                 "pipeplan: the whole model does not fit into a rank's memory again, so ranks do not"
                 " compare what they compute after the first step\n"
             )
-        return needed + COPIES * self.activation_bytes < least
+        return bool(needed + COPIES * self.activation_bytes < least)
 
     def _exchange(self) -> tuple[StageState, StageState]:
         """The states of stages that this rank does not hold, and what its own takes over."""

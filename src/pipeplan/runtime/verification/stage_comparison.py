@@ -22,6 +22,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.placement import name_stages
@@ -48,12 +49,12 @@ from pipeplan.runtime.verification.shared_gradients import (
     project,
 )
 from pipeplan.runtime.verification.stage_calls import (
-    KeptState,
     Result,
     Sample,
     StageCalls,
     fingerprint_whole,
 )
+from pipeplan.runtime.verification.variable_changes import find_shared_variable, read_leaves
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.rehearsals import Outlines
 from pipeplan.splitting.stage_modules import StageModule
@@ -201,6 +202,7 @@ def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None
 
 def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
     """The whole model's results in training and in evaluation."""
+    variables = stage.variables()
     with stage.module.whole() as model:
         state = stage.state()
         try:
@@ -208,9 +210,11 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
-                results[trains].keeps_state = (
-                    state.of_modules.have_objects_changed() or state.of_code.is_changed()
+                results[trains].keeps_state = state.of_modules.have_objects_changed() or bool(
+                    state.of_code.changed()
                 )
+                results[trains].leaves = read_leaves(variables)
+                _require_still([*state.of_modules.moved(model), *state.of_code.moved()])
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
@@ -232,6 +236,15 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 " detach, and must not be computed under torch.no_grad"
             )
     return results
+
+
+def _require_still(moved: Sequence[str]) -> None:
+    """Refuse iterators that forwards move: neither a comparison nor recomputation can go back."""
+    if moved:
+        raise RuntimeMismatchError(
+            f"{printable(moved[0])}, which forwards move on; it cannot be put back when rows are"
+            " compared or computed again: keep numbers in attributes or buffers of the layer"
+        )
 
 
 def _require_separate_tensors(
@@ -282,7 +295,8 @@ def _run_and_compare(
     shared: Mapping[str, str],
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
-    state = stage.state()
+    state, variables = stage.state(), stage.variables()
+    before = read_leaves(variables)
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
@@ -292,6 +306,7 @@ def _run_and_compare(
             return _in_forward(missing), trained
         try:
             cut = run_stage(stage, samples, whole, trains=trains)
+            cut.leaves = read_leaves(variables)
         except RuntimeMismatchError as error:
             return _in_forward(str(error)), trained
         except Exception as error:
@@ -299,6 +314,8 @@ def _run_and_compare(
         finally:
             state.put_back()
         difference = find_difference(stage, whole, cut, shared=list(shared) if trains else [])
+        problem = find_shared_variable(before, whole, cut) if difference is None else None
+        difference = _in_forward(problem) if problem else difference
         if difference is not None:
             if not trains:
                 difference = replace(difference, text=f"{difference.text} (in evaluation)")

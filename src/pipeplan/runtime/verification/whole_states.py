@@ -93,7 +93,9 @@ def _packed(value: Any, depth: int = 0) -> Any:
     if depth < MOST_DEPTH and kind in (list, tuple, set, deque, dict):
         entries = value.items() if kind is dict else value
         packed = [_packed(entry, depth + 1) for entry in entries]
-        return _Kept() if any(_holds_kept(entry) for entry in packed) else kind(packed)
+        if any(_holds_kept(entry) for entry in packed):
+            return _Kept()
+        return deque(packed, value.maxlen) if kind is deque else kind(packed)
     return _Kept()
 
 
