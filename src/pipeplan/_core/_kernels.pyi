@@ -335,6 +335,7 @@ def local_search(
     deadline: float = ...,
     known_ms: float = ...,
     hottest: float = ...,
+    overflow_price: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
 def run_groups(
     costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]

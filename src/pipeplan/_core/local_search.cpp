@@ -47,13 +47,16 @@ constexpr long kMovesBetweenChecks = 16;
 constexpr int kMostDevicesForLargeMoves = 64;
 constexpr double kUnitsPerMove = 180.0, kUnitsPerStage = 30.0, kUnitsPerBalance = 150.0;
 constexpr double kUnitsPerPair = 1.5;
+// By how much the price of too little memory rises, in all and at a time; its unit without a plan.
+constexpr double kDearest = 64.0, kDearer = 1.5, kUnknownMs = 1e3;
 constexpr double kRounding = 1 + 1e-9;  // sums in another order differ by less
 
 class Search {
   public:
     Search(const Instance& in, std::uint64_t seed, double budget, double target_ms, double known_ms,
-           double hottest, Control& control)
+           double hottest, double overflow_price, Control& control)
         : in_(in), control_(control), random_(seed), budget_(budget), hottest_(hottest),
+          overflow_price_(overflow_price),
           target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves),
           costs_(in), times_(in, control), moves_(in, random_, makes_large_moves_), cuts_(in) {}
@@ -72,17 +75,14 @@ class Search {
     void anneal(const PlacedPlan& start) {
         current_ = from_placed(start);
         next_ = current_;
-        changes_.reset(next_);
-        changes_.is_resized = true;
-        changes_.num_front = changes_.num_back = 0;
-        way_ = {{0.0, 0.0}};
-        const double bound = evaluate(kInfinity);
+        set_price(overflow_price_);
+        const double bound = evaluate_anew();
         if (bound == kInfinity) return;
         judged_ = judge(next_, bound, {kInfinity, 1.0, 0});
         accept();
         champion_ = current_;
         crowding_ = crowding_of(current_, in_.num_microbatches, bound);
-        champions_ = judged_;
+        if (fits_memory(current_)) champions_ = judged_;
         double heat = hottest_;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
@@ -90,6 +90,7 @@ class Search {
                 if (champions_.age > 0 && champions_.ms < beat_ms() && may_simulate())
                     champions_ = simulated(champion_, champions_.ms / champions_.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
+                if (overflow_price_ > 0 && !trip_.is_under_way()) raise_price();
             }
             const bool leaves =
                 makes_trips() && !trip_.is_under_way() && random_.below(Trip::kOneIn) == 0;
@@ -132,13 +133,36 @@ class Search {
         const double estimate_ms = bound * judged_.looseness;
         if (estimate_ms * (1 + crowding) > accept_ms && estimate_ms >= beat_ms()) return false;
         const PlanTime found = judge(next_, bound, judged_);
-        if (found.ms * (1 + crowding) > accept_ms && found.ms >= champions_.ms) return false;
+        const bool is_best = found.ms < champions_.ms && fits_memory(next_);
+        if (found.ms * (1 + crowding) > accept_ms && !is_best) return false;
         accept();
         crowding_ = crowding;
         judged_ = found;
-        if (judged_.ms < champions_.ms) champion_ = current_, champions_ = judged_;
+        if (is_best) champion_ = current_, champions_ = judged_;
         return true;
     }
+
+    // ------------------------------------------------------------ plans that do not fit
+
+    // They are taken at a price, because plans that fit may have no others beside them. It rises, so
+    // that the search ends among plans that fit.
+    void set_price(double price) {
+        price_ = price;
+        costs_.set_price(price * (known_ms_ < kInfinity ? known_ms_ : kUnknownMs));
+    }
+    void raise_price() {
+        const double price = overflow_price_ * std::pow(kDearest, spent_ / budget_);
+        if (price < price_ * kDearer) return;
+        set_price(price);
+        if (fits_memory(current_)) return;
+        for (SearchStage& stage : current_) stage.costs_known = false;
+        next_ = current_;
+        judged_.ms = evaluate_anew() * judged_.looseness;
+        accept();
+        crowding_ = crowding_of(current_, in_.num_microbatches, judged_.ms / judged_.looseness);
+    }
+
+    // ------------------------------------------------------------ trips
 
     // Not where devices are alike: groups of them move together, and single ones do not help there.
     bool makes_trips() const { return makes_large_moves_ && !moves_.moves_groups(); }
@@ -154,13 +178,19 @@ class Search {
     // From a trip that led nowhere.
     void go_back() {
         next_ = trip_.plan();
-        changes_.reset(next_);
-        changes_.is_resized = true;
-        changes_.num_front = changes_.num_back = 0;
-        const double bound = evaluate(kInfinity);
+        const double bound = evaluate_anew();
         accept();
         crowding_ = crowding_of(current_, in_.num_microbatches, bound);
         judged_ = trip_.judged();
+    }
+
+    // The bound of the next plan, which need not be like the current one.
+    double evaluate_anew() {
+        changes_.reset(next_);
+        changes_.is_resized = true;
+        changes_.num_front = changes_.num_back = 0;
+        way_.assign(1, {0.0, 0.0});
+        return evaluate(kInfinity);
     }
 
     // What a microbatch takes before a stage: its way there, and there and back.
@@ -297,7 +327,7 @@ class Search {
     PlanTime judge(const SearchPlan& plan, double bound, const PlanTime& last) {
         const double estimate_ms = bound * last.looseness;
         const bool is_close = estimate_ms < beat_ms() || last.age >= kOldest;
-        if (bound >= beat_ms() || !is_close || !may_simulate())
+        if (bound >= beat_ms() || !is_close || !may_simulate() || !fits_memory(plan))
             return {estimate_ms, last.looseness, last.age + 1};
         return simulated(plan, bound);
     }
@@ -328,13 +358,13 @@ class Search {
     const Instance& in_;
     Control& control_;
     Random random_;
-    const double budget_, hottest_, target_ms_, known_ms_;
+    const double budget_, hottest_, overflow_price_, target_ms_, known_ms_;
     const bool makes_large_moves_;
-    const SearchCosts costs_;
+    SearchCosts costs_;
     SimulatedTimes times_;
     Moves moves_;
     SearchPlan current_, next_, champion_;
-    PlanTime judged_{}, champions_{};  // of the current plan, and of the best one
+    PlanTime judged_{}, champions_{kInfinity, 1.0, 0};  // of the current plan, and of the best one
     Trip trip_;
     BalancedCuts cuts_;
     Changes changes_;
@@ -343,7 +373,7 @@ class Search {
     // [stages + 1], of the current plan; of the next one [touched stages], without unknown channels
     std::vector<Way> way_, new_way_;
     std::vector<double> allowed_ms_;  // [stages]
-    double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0;
+    double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0, price_ = 0.0;
     SearchResult best_;
 };
 
@@ -352,10 +382,12 @@ class Search {
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, double known_ms,
-                                       double hottest, Pool& pool, Control& control) {
+                                       double hottest, Pool& pool, Control& control,
+                                       double overflow_price) {
     std::vector<SearchResult> results(starts.size());
     pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        Search search(instance, seed * 1000003ULL + k, budget, target_ms, known_ms, hottest, control);
+        Search search(instance, seed * 1000003ULL + k, budget, target_ms, known_ms, hottest,
+                      overflow_price, control);
         results[k] = search.run(starts[k]);
     });
     return results;
