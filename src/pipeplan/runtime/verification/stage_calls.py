@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.code_state import CodeState, KeptState
-from pipeplan.runtime.code_variables import Variable, find_variables
+from pipeplan.runtime.code_variables import Variable, find_kept
 from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.loss_terms import LossTerms
@@ -118,7 +118,7 @@ class StageCalls:
     def variables(self) -> tuple[Variable, ...]:
         """Those that the code reads which this stage runs."""
         modules = [m for m in self.module.own_modules() if not isinstance(m, StandIn)]
-        return find_variables(modules, [self.loss.loss_fn] if self.module.is_last else [])
+        return find_kept(modules, [self.loss.loss_fn] if self.module.is_last else [])
 
     def state(self) -> KeptState:
         """What the model and the loss remember now, in their modules and in their code."""

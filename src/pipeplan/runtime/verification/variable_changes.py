@@ -40,7 +40,7 @@ def find_shared_variable(before: Mapping[str, Any], whole: Result, cut: Result) 
             each.get(path, MISSING) for each in (before, cut.leaves, whole.leaves)
         )
         is_own = not _are_alike(start, mine)
-        if _are_alike(mine, theirs) or (not is_own and ("[" in path or path not in before)):
+        if _are_alike(mine, theirs) or (not is_own and "[" in path):
             continue
         return (
             f"{printable(path)}: code of several stages reads this variable, and forwards change"

@@ -28,6 +28,7 @@ from pipeplan.runtime.verification.stage_comparison import (
     failed,
     first_difference,
 )
+from pipeplan.runtime.verification.whole_states import give_settings, take_settings
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.rehearsals import Outlines, Rehearsal
 
@@ -101,6 +102,7 @@ class Verification:
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
         """
+        self._share_settings()
         samples = self.share(batch, targets, num_rows, reorders=any(self._divides))
         own: dict[int, Report] = {}
         if self.replica is not None and self.rank in self._comparing:
@@ -132,6 +134,24 @@ class Verification:
             recheck=self._make_recheck(reports),
             is_due=has_replicas or len({each.run.weights for each in reports if each.run}) > 1,
         )
+
+    def _share_settings(self) -> None:
+        """Let the whole model on each rank have the modes that programs have set since the cut.
+
+        A program reaches only the layers that its rank holds, such as to freeze BatchNorm.
+        """
+        everyone: list[Any] = [None] * dist.get_world_size()
+        held = self.replica.held if self.replica is not None else None
+        own = (
+            take_settings(held.model) if held is not None and self.rank in self._comparing else None
+        )
+        dist.all_gather_object(everyone, own)
+        if held is None or own is None:
+            return
+        known = {id(module) for module in held.model.modules()}
+        with held.whole() as model:
+            for rank in dict.fromkeys(self._comparing):
+                give_settings(model, known, everyone[rank])
 
     def _sees_own_loss(self, own: dict[int, Report], loss_rows: LossOfRows | None) -> bool:
         """Whether this rank looks at a loss that is a part of the model."""
