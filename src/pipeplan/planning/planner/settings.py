@@ -291,7 +291,9 @@ def unit_of(num_devices: int) -> int:
 
 
 def proves_relaxed(problem: Problem, num_devices: int, num_layers: int) -> bool:
-    """Whether the relaxed bound is worth its time."""
+    """Whether the relaxed bound is worth its time. It gives no plans."""
+    if not problem.needs_bound:
+        return False
     if not problem.any_shares:
         return True
     is_quick = problem.effort >= MIN_RELAXED_EFFORT or num_devices <= MAX_NEAR_DEVICES
