@@ -1,5 +1,6 @@
 """Several stages a device and cut backwards by default: where, and what the files say."""
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -29,7 +30,7 @@ def without_weight_gradients(model):
 
 
 def test_the_default_is_auto_and_cut_where_the_profile_says_how():
-    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
     found = plan(model, cluster, 4, effort=0.1)
     assert found == plan(model, cluster, 4, positions="auto", split_backward=True, effort=0.1)
     assert (found.options["positions"], found.options["split_backward"]) == ("auto", True)
@@ -113,12 +114,46 @@ def test_schedules_of_others_and_other_planners_keep_one_stage_a_device():
     assert "positions" not in made.options
 
 
-def test_more_effort_is_never_slower():
-    rng = random.Random(5)
-    for _ in range(3):
-        model, cluster = random_model(rng, 9), random_cluster(rng, 5)
-        usual, more = (plan(model, cluster, 5, effort=effort) for effort in (1, 1.5))
-        assert more.iteration_ms <= usual.iteration_ms * (1 + 1e-12)
+EFFORTS = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+def efforts_on(seed):
+    """A random problem: links of all kinds, memory limits, whole samples or not."""
+    rng = random.Random(f"effort {seed}")
+    model = random_model(rng, rng.randint(6, 16))
+    layers = tuple(replace(x, weight_grad_ms=x.backward_ms / 2) for x in model.layers)
+    model = replace(model, layers=layers) if seed % 3 else model
+    cluster = random_cluster(rng, rng.randint(3, 8))
+    if seed % 2:
+        one = plain_plan(model, cluster, 6, effort=0.1)
+        room_gb = 1.1 * max(one.require_predicted().peak_memory_gb.values())
+        devices = tuple(replace(device, memory_gb=room_gb) for device in cluster.devices)
+        cluster = replace(cluster, devices=devices)
+    return model, cluster, rng.choice([3, 6, 12]), {"divisible": seed % 4 < 2}
+
+
+def check_efforts(efforts, model, cluster, microbatches, options):
+    found = [plan(model, cluster, microbatches, effort=e, **options) for e in efforts]
+    for less, more in itertools.pairwise(found):
+        assert more.iteration_ms <= less.iteration_ms * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_effort_is_never_slower(seed):
+    check_efforts((0.01, 0.05, *EFFORTS[:3], 1.5), *efforts_on(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3, 15))
+def test_much_more_effort_is_never_slower(seed):
+    check_efforts(EFFORTS, *efforts_on(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cluster", ["1x8-pcie", "4x2-10g", "4x2-10g-no-shared-card", "random-8"])
+@pytest.mark.parametrize("model", ["bert-large", "resnet152", "vgg19"])
+def test_more_effort_is_never_slower_on_the_zoo(model, cluster):
+    check_efforts(EFFORTS, zoo.model(model), zoo.cluster(cluster), 8, {})
 
 
 def test_gaps_have_one_yardstick():
