@@ -13,7 +13,7 @@ from one_stage import ONE_STAGE
 from one_stage import plan as plain_plan
 from pipeplan import check, compare, plan_global_batch, whatif, zoo
 from pipeplan.cluster import HostGroup, expand_hosts
-from pipeplan.documents.files import read_plan, write_model, write_plan
+from pipeplan.documents.files import read_plan, write_cluster, write_model, write_plan
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Bound, BoundScope
 from pipeplan.planning import registry
@@ -191,14 +191,29 @@ def test_wrong_choices_are_refused():
         plan(even_model(2, 1, 1), flat_cluster(2), 2, split_backward="yes")
 
 
-def test_exports_name_the_options(tmp_path, capfd):
-    made = plan(zoo.model("bert-large"), zoo.cluster("1x8-pcie"), 4, effort=0.1)
+def test_exports_name_options_that_help(tmp_path, capfd):
     path = str(tmp_path / "x.plan.json")
-    write_plan(made, path)
-    for target in ("chakra", "deepspeed"):
-        code, _, err = run_command(capfd, "export", path, "--to", target)
+    plan_it = ("plan", "bert-large", "1x8-pcie", "-m", "4", "--effort", "0.1", "-o", path)
+    advice = {"chakra": "--positions 1 --no-split-backward"}
+    for target in ("chakra", "deepspeed", "megatron"):
+        options = advice.get(target, "--uniform-replicas --schedule 1f1b")
+        assert run_command(capfd, *plan_it)[0] == 0
+        export = ("export", path, "--to", target, "-o", str(tmp_path / "x.out"))
+        code, _, err = run_command(capfd, *export)
         assert code == 3
-        assert "or plan with --positions 1 --no-split-backward" in err
+        assert f"or plan with {options}" in err
+        assert run_command(capfd, *plan_it, *options.split())[0] == 0
+        assert run_command(capfd, *export)[0] == 0
+
+
+def test_clusters_too_large_for_several_stages_a_device_say_so(tmp_path, capfd):
+    write_model(even_model(12, 3, 6), tmp_path / "m.model.json")
+    write_cluster(flat_cluster(129), tmp_path / "c.cluster.json")
+    arguments = ("plan", tmp_path / "m.model.json", tmp_path / "c.cluster.json", "-m", "4")
+    for asked in (("--positions", "2"), ()):
+        code, _, err = run_command(capfd, *arguments, "--effort", "0.01", *asked)
+        assert code == 0
+        assert ("are searched up to 128 devices only" in err) == bool(asked)
 
 
 def test_equal_replicas_keep_one_stage_a_device(tmp_path, capfd):
@@ -266,6 +281,21 @@ def test_an_option_that_another_package_does_not_know_is_refused(monkeypatch):
     assert plan(model, cluster, 2, "mine", positions=1, split_backward=False)
     with pytest.raises(InputError, match="planner 'mine' knows no --split-backward"):
         plan(model, cluster, 2, "mine", split_backward=True)
+
+
+def test_a_comparison_gives_no_options_to_other_packages(monkeypatch):
+    seen = []
+
+    def mine(problem):
+        seen.append(problem.options)
+        return registry.PLANNERS["spp"](problem)
+
+    known = {**registry.PLANNERS, "mine": mine}
+    monkeypatch.setattr(registry, "find", lambda kind, name, own, group: known[name])
+    asked = {"positions": 2, "split_backward": False, "shard_optimizer": True}
+    found = compare(even_model(4, 1, 1), flat_cluster(2), 2, ["best", "mine"], **asked)
+    assert [(o.positions, o.split_backward, o.shard_optimizer) for o in seen] == [(1, False, False)]
+    assert "positions" not in found.plans["mine"].options
 
 
 def test_a_comparison_gives_options_to_planners_that_know_them():
