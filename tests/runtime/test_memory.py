@@ -30,7 +30,6 @@ def check(tmp_path, *cases, allowance=ALLOWANCE):
         cases, run_counted("runtime.memory_cases", cases, tmp_path), strict=True
     ):
         text = [[f"{ratio:.3f}" for ratio in ratios] for ratios in ranks]
-        print(case, text)
         assert max(map(max, ranks)) <= allowance, f"{case}: of the prediction, by rank: {text}"
 
 
