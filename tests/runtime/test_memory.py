@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from runtime.held_memory import run_counted  # noqa: E402
+from runtime.held_memory import run_counted
 
 ALLOWANCE = 1.2
 LINE = ("zb-h1", [[0], [1], [2], [3]])
