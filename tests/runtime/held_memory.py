@@ -41,9 +41,9 @@ def run_counted(module, question, folder):
     if compiler is None or sys.platform != "linux":
         pytest.skip("counting allocations needs Linux and a C compiler")
     library = folder / "held_memory.so"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, SOURCE], check=True)  # noqa: S603
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
     paths = [str(SOURCE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-m", module, json.dumps(question)],
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,

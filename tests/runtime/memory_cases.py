@@ -129,7 +129,8 @@ def main():
     """Answer each case; the ratios of each rank's plans, in one line of JSON."""
     kinds = {"stages": of_stages, "groups": of_groups}
     cases = json.loads(sys.argv[1])
-    print(json.dumps([kinds[kind](*args, **changes) for kind, args, changes in cases]))
+    answers = [kinds[kind](*args, **changes) for kind, args, changes in cases]
+    sys.stdout.write(json.dumps(answers) + "\n")
 
 
 if __name__ == "__main__":

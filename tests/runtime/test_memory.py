@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from runtime.held_memory import run_counted  # noqa: E402
+from runtime.held_memory import run_counted
 
 ALLOWANCE = 1.2
 LINE = ("zb-h1", [[0], [1], [2], [3]])
@@ -30,7 +30,6 @@ def check(tmp_path, *cases, allowance=ALLOWANCE):
         cases, run_counted("runtime.memory_cases", cases, tmp_path), strict=True
     ):
         text = [[f"{ratio:.3f}" for ratio in ratios] for ratios in ranks]
-        print(case, text)
         assert max(map(max, ranks)) <= allowance, f"{case}: of the prediction, by rank: {text}"
 
 
