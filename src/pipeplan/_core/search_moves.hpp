@@ -33,23 +33,7 @@ class Moves : public MoveChoices {
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
         if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
         if (moves_groups_ && random_.below(kOneInGroups) == 0) return move_group();
-        switch (random_.below(makes_large_moves_ ? 25 : 20)) {
-            case 0: case 1: case 2: return shift_cut();
-            case 3: case 4: return move_device();
-            case 5: return swap_devices();
-            case 6: return swap_sets();
-            case 7: return split();
-            case 8: return merge();
-            case 9: return reverse_sets();
-            case 10: return use_unused();
-            case 11: return drop_device();
-            case 12: case 13: case 14: case 15: return join();
-            case 16: case 17: case 18: case 19: return trade();
-            case 20: case 21: return move_device_and_cut();
-            case 22: return divide_anew();
-            case 23: return join();
-            default: return trade();
-        }
+        return makes_large_moves_ ? make_one_of(kMoves) : make_one_of(kMovesOfMany);
     }
 
     // A move that changes how many stages there are, or how many devices they have. The cuts are no
@@ -82,6 +66,20 @@ class Moves : public MoveChoices {
 
   private:
     // ------------------------------------------------------------ moves
+
+    struct Weighted {
+        bool (Moves::*move)();
+        int weight;
+    };
+    template <int N>
+    bool make_one_of(const Weighted (&moves)[N]) {
+        int left = 0;
+        for (const Weighted& one : moves) left += one.weight;
+        left = random_.below(left);
+        const Weighted* chosen = moves;
+        while (left >= chosen->weight) left -= (chosen++)->weight;
+        return (this->*chosen->move)();
+    }
 
     bool shift_cut() {
         if (num_stages() < 2) return false;
@@ -370,6 +368,20 @@ class Moves : public MoveChoices {
         });
     }
 
+    // How often which move is made. Trades give most of what a search gains: with a fifth instead of
+    // two fifths of them, plans on irregular clusters of 64 devices were 0.4 % slower.
+    static constexpr Weighted kMoves[] = {
+        {&Moves::shift_cut, 4},    {&Moves::move_device, 1}, {&Moves::swap_devices, 2},
+        {&Moves::swap_sets, 4},    {&Moves::split, 1},       {&Moves::merge, 1},
+        {&Moves::reverse_sets, 4}, {&Moves::use_unused, 2},  {&Moves::drop_device, 1},
+        {&Moves::join, 6},         {&Moves::trade, 20},      {&Moves::move_device_and_cut, 3},
+        {&Moves::divide_anew, 1}};
+    // On more than 64 devices.
+    static constexpr Weighted kMovesOfMany[] = {
+        {&Moves::shift_cut, 3},    {&Moves::move_device, 2}, {&Moves::swap_devices, 1},
+        {&Moves::swap_sets, 1},    {&Moves::split, 1},       {&Moves::merge, 1},
+        {&Moves::reverse_sets, 1}, {&Moves::use_unused, 1},  {&Moves::drop_device, 1},
+        {&Moves::join, 4},         {&Moves::trade, 4}};
     static constexpr int kOneInGroups = 6;
     const bool makes_large_moves_;
     const AlikeDevices alike_;
