@@ -56,7 +56,7 @@ SET_CAPACITY = 2
 """Points in a front of planning on sets. 16 take up to five times as long, and prove no more."""
 NUM_POLISHED = {False: 4, True: 2}
 """Plans for which each search looks for better schedules, by whether links are shared."""
-NUM_POLISHED_ON_SETS = {False: 16, True: 8}
+NUM_POLISHED_ON_SETS = {False: 16, True: 8}  # the same
 
 
 def plan_best(
