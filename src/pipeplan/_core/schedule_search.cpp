@@ -139,9 +139,12 @@ Schedule urgent_schedule(const CostsView& costs, double proved_ms, double limit_
 
 Schedule best_schedule(const CostsView& costs, double limit_ms, int num_deadlines, double& proved_ms,
                        Control& control) {
-    constexpr int kRounds = 10;
+    // Where links are shared, the bound is loose, however long it is worked on.
+    const int max_rounds = costs.flows ? 3 : 10;
+    const double within = costs.flows ? 1e-4 : 1e-5;
     proved_ms = std::min(limit_ms, plan_bound(costs, costs.caps));
-    if (proved_ms < limit_ms) proved_ms = schedule_bound(costs, proved_ms, limit_ms, kRounds, control);
+    if (proved_ms < limit_ms)
+        proved_ms = schedule_bound(costs, proved_ms, limit_ms, max_rounds, control, kInfinity, within);
     return urgent_schedule(costs, proved_ms, limit_ms, num_deadlines, control);
 }
 

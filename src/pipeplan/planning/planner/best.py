@@ -56,7 +56,7 @@ SET_CAPACITY = 2
 """Points in a front of planning on sets. 16 take up to five times as long, and prove no more."""
 NUM_POLISHED = {False: 4, True: 2}
 """Plans for which each search looks for better schedules, by whether links are shared."""
-NUM_POLISHED_ON_SETS = 16
+NUM_POLISHED_ON_SETS = {False: 16, True: 8}  # the same
 
 
 def plan_best(
@@ -77,6 +77,7 @@ def plan_best(
             search.search_from(first, settings.BEFORE_PROOF)
         search.prove()
         if late is not None:
+            search.polish_on_sets()  # an optimum spares the late start
             search.start_from(late)
         search.offer_all(starts)
         search.polish_on_sets()
@@ -88,9 +89,8 @@ def plan_best(
         if not search.incumbent.has_plan:
             raise
         draft = search.draft()
-        raise SearchInterrupted(
-            replace(draft, notes={**draft.notes, "interrupted": True})
-        ) from None
+        notes = {**draft.notes, "interrupted": True}
+        raise SearchInterrupted(replace(draft, notes=notes)) from None
     if not search.incumbent.has_plan:
         return fit_starts.draft_by_memory(search.problem, search.orders)
     return search.draft()
@@ -102,6 +102,7 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.cost = problem.cost
+        self.shares_links = problem.cost.contention is not None
         self.num_devices = len(problem.cost.speed_D)
         self.num_layers = len(problem.cost.forward_ms_L)
         self.settings = settings.settings_for(self.num_devices)
@@ -114,18 +115,15 @@ class _Search:
         self.orders = [tuple(range(self.num_devices))]
         self.coarse = coarsen(problem.cost, self.settings.max_layers)
         self.coarse_instance = self.coarse.cost.with_layers(self.instance)
-        self.classes = (
-            _core.device_classes(self.instance)
-            if self.num_devices <= settings.MAX_CLASS_DEVICES
-            else None
-        )
+        has_classes = self.num_devices <= settings.MAX_CLASS_DEVICES
+        self.classes = _core.device_classes(self.instance) if has_classes else None
         self._num_searches = 0
         self._factor = settings.budget_factor(
             self.num_devices,
             problem.num_microbatches,
             has_equal_devices=self.instance.has_equal_devices,
             num_rates=num_link_rates(problem.cost),
-            shares_links=problem.cost.contention is not None,
+            shares_links=self.shares_links,
             plans_on_sets=self.plans_on_sets,
         )
 
@@ -278,12 +276,13 @@ class _Search:
         limit_ms, deadline = self.incumbent.iteration_ms, problem.deadline
         is_relaxed = settings.proves_relaxed(problem, self.num_devices, self.num_layers)
         if is_relaxed and (buckets := bucket_sizes(self.num_devices, self.num_layers)):
-            arguments = (self.bounded, buckets, limit_ms, self.problem.num_threads, deadline)
-            self._raise_bound(relaxed_bound_ms(*arguments), "relaxed")
+            arguments = (self.bounded, buckets, limit_ms, problem.num_threads, deadline)
+            points = settings.RELAXED_POINTS[self.shares_links and self.plans_on_sets]
+            self._raise_bound(relaxed_bound_ms(*arguments, points), "relaxed")
         if not self.is_optimal and self.plans_on_sets:
             self._prove_on_sets()
-        elif self.problem.any_shares:
-            known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * self.problem.effort)
+        elif problem.any_shares:
+            known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * problem.effort)
             self._raise_bound(_core.price_bound(self.bounded, *known, deadline), "prices")
         is_tiny = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
         if is_tiny and not self.is_optimal:
@@ -297,7 +296,7 @@ class _Search:
             self.classes,
             SET_CAPACITY,
             self.incumbent.iteration_ms,
-            *settings.set_proof(shares_links=self.cost.contention is not None),
+            *settings.set_proof(shares_links=self.shares_links),
             self.problem.num_threads,
             self.problem.deadline,
         )
@@ -339,7 +338,7 @@ class _Search:
             self.settings,
             on_sets=self.plans_on_sets,
             near=self._is_within(settings.LARGE_GAP),
-            shares_links=self.cost.contention is not None,
+            shares_links=self.shares_links,
             memory_differs=self.problem.memory_differs,
         )
         left = self.problem.effort * bought
@@ -356,7 +355,8 @@ class _Search:
     def polish_on_sets(self) -> None:
         """Where all sets were planned on, only a schedule may be missing; whatever the effort."""
         if self.plans_on_sets and not (self.is_optimal or self.is_late):
-            self.incumbent.polish(NUM_POLISHED_ON_SETS, self.problem.deadline)
+            count = NUM_POLISHED_ON_SETS[self.shares_links]
+            self.incumbent.polish(count, self.problem.deadline)
 
     def search_from(self, starts: Sequence[tuple[Stage, ...]], step: settings.SearchStep) -> None:
         """Local search from each of these plans, each with its own random numbers."""
@@ -378,7 +378,7 @@ class _Search:
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:
                 self.incumbent.offer_found(placed, rule, iteration_ms, self.problem.deadline)
-        self.incumbent.polish(NUM_POLISHED[bool(self.cost.contention)], self.problem.deadline)
+        self.incumbent.polish(NUM_POLISHED[self.shares_links], self.problem.deadline)
 
     def plan_on_order_of(self, stages: tuple[Stage, ...]) -> None:
         """The recursion on the order in which a plan uses the devices."""

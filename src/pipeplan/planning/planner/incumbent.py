@@ -144,7 +144,7 @@ class Incumbent:
         Raises `DeadlineError` at the deadline.
         """
         for stages in self.ranked()[:num_plans]:
-            if stages in self._polished:
+            if stages in self._polished or stages in self._refuted:
                 continue
             self._polished.add(stages)
             _, iteration_ms, codes = _core.best_schedule(

@@ -71,9 +71,13 @@ def relaxed_bound_ms(
     limit_ms: float,
     num_threads: int,
     deadline: float = np.inf,
+    most_points: int = 8,
 ) -> float:
-    """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known."""
-    capacity = 8 if instance.num_devices <= EXACT_SIZES_UPTO else 1
+    """The bound from optimistic links; at most `limit_ms`, the time of a plan that is known.
+
+    Fronts have up to `most_points` on small clusters, one on large ones.
+    """
+    capacity = most_points if instance.num_devices <= EXACT_SIZES_UPTO else 1
     sizes = np.array(buckets, dtype=np.int32)
     return _core.relaxed_bound(instance, sizes, capacity, limit_ms, num_threads, deadline)
 
