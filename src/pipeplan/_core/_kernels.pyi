@@ -439,6 +439,15 @@ def schedule_chain(
     or an input gradient, 2 for a weight gradient.
     """
 
+def rank_chains(
+    model: ChainModel,
+    starts: Sequence[ChainPlan],
+    most: int,
+    num_threads: int,
+    deadline: float = ...,
+) -> list[ChainPlan]:
+    """The plans that are possible, by the time of their list schedules; at most so many."""
+
 def search_chains(
     model: ChainModel,
     starts: Sequence[ChainPlan],

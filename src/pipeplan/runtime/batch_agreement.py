@@ -179,7 +179,7 @@ class BatchAgreement:
         if -1 in variables:
             return
         likeness = compare_changes(*variables)
-        self.has_doubt = likeness is Likeness.DOUBTFUL
+        self.has_doubt = self.has_doubt or likeness is Likeness.DOUBTFUL
         if likeness is Likeness.OTHER:
             raise RuntimeMismatchError(
                 f"variables: since the last step, the program has set globals or attributes that"

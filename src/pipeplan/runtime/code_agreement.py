@@ -18,8 +18,7 @@ import os
 import re
 import sys
 import zlib
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,38 +31,29 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.code_variables import (
     ENVIRONMENT,
-    MISSING,
-    NAMESPACES,
     Variable,
     find_held,
     find_variables,
-    is_foreign,
     words_of_code,
-    words_of_methods,
 )
 from pipeplan.runtime.fingerprints import fingerprint, given_tensors, memory_of
 from pipeplan.runtime.function_watch import FunctionWatch
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.rank_values import as_number, is_time
+from pipeplan.runtime.variable_leaves import (
+    MOST_LEAVES,
+    NUMBERS,
+    Leaf,
+    collect_leaves,
+    leaves_of,
+)
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["CodeAgreement", "agree_on_code"]
 
-MOST_DEPTH = 4
-MOST_LEAVES = 256
-"""Of one variable; a program may keep its data in one."""
-NUMBERS = (bool, int, float, complex)
 RECORD = re.compile(r"\[\d+\][.\[]")
 """Something inside of an entry of a list."""
 INDEX = re.compile(r"\[\d+\]")
-DEVICE = re.compile(r"(cpu|cuda|xpu|mps)(:\d+)?")
-
-
-class _Leaf(NamedTuple):
-    """A plain value or tensor that a variable holds."""
-
-    path: str
-    value: Any
 
 
 class _Text(NamedTuple):
@@ -117,7 +107,7 @@ class CodeAgreement:
             RuntimeMismatchError: on every rank, it names the variable.
         """
         own = {
-            each.variable.name: self._texts([*_leaves(each.variable), *_weights(each.variable)])
+            each.variable.name: self._texts([*leaves_of(each.variable), *_weights(each.variable)])
             for each in self._watched
             if each.variable is not ENVIRONMENT  # it has the rank's own
         }
@@ -155,20 +145,20 @@ class CodeAgreement:
                     " every rank"
                 )
 
-    def _texts(self, leaves: Iterable[_Leaf]) -> "Texts":
+    def _texts(self, leaves: Iterable[Leaf]) -> "Texts":
         return {leaf.path: _Text(_print(leaf.value), self._is_local(leaf.value)) for leaf in leaves}
 
     def _attributes(self, model: nn.Module) -> dict[str, "Texts"]:
         """Plain attributes of all modules; parameters and buffers are compared elsewhere."""
         found: dict[str, Texts] = {}
         for name, module in model.named_modules():
-            leaves: list[_Leaf] = []
+            leaves: list[Leaf] = []
             for attribute, value in vars(module).items():
                 if attribute == "training" or attribute.startswith("_torch"):
                     continue  # compiled modules have addresses
                 if isinstance(value, (*NUMBERS, list, tuple)):
                     path = f"{name}.{attribute}" if name else attribute
-                    _collect(value, path, frozenset(), 0, leaves, set())
+                    collect_leaves(value, path, frozenset(), 0, leaves, set())
             if leaves:
                 found[f"module {name}"] = self._texts(leaves)
         return found
@@ -239,7 +229,7 @@ class CodeAgreement:
         rows = {len(each) for each in given if each.ndim}
         memories = {memory_of(each) for each in given}
         for watched in asked:
-            for path, value in _leaves(watched.variable):
+            for path, value in leaves_of(watched.variable):
                 if not isinstance(value, torch.Tensor | np.ndarray) or not value.ndim:
                     continue
                 if len(value) in rows and (self._has_run or memory_of(value) in memories):
@@ -277,19 +267,19 @@ def _by_path(watched: _Watched, mark: Any) -> dict[str, Any]:
     )
 
 
-def _new_leaves(watched: _Watched) -> list[_Leaf]:
+def _new_leaves(watched: _Watched) -> list[Leaf]:
     """What has other values than before."""
-    leaves, mark = _leaves(watched.variable), watched.mark
+    leaves, mark = leaves_of(watched.variable), watched.mark
     leaves = [leaf for leaf in leaves if leaf.path not in watched.own]
     if not isinstance(mark, list):  # it was a number or a text
-        return leaves or ([] if "" in watched.own else [_Leaf("", None)])
+        return leaves or ([] if "" in watched.own else [Leaf("", None)])
     before = _by_path(watched, mark)
     found = [leaf for leaf in leaves if before.get(leaf.path) != _mark_of(leaf)]
     gone = before.keys() - {leaf.path for leaf in leaves} - watched.own
-    return found + [_Leaf(path, None) for path in sorted(gone)]
+    return found + [Leaf(path, None) for path in sorted(gone)]
 
 
-def _is_loose(leaf: _Leaf, watched: _Watched) -> bool:
+def _is_loose(leaf: Leaf, watched: _Watched) -> bool:
     """Whether a value may well differ: texts, times, and records that were added to a list."""
     if isinstance(leaf.value, str | bytes) or is_time(leaf.value):
         return True
@@ -302,61 +292,13 @@ def _general(path: str) -> str:
     return INDEX.sub("[]", path)
 
 
-def _leaves(variable: Variable) -> list[_Leaf]:
-    """What a variable holds, as far as it can be compared."""
-    value = variable.get()
-    if value is MISSING:
-        return []
-    found: list[_Leaf] = []
-    _collect(value, variable.name, variable.words, 0, found, set())
-    return found
-
-
-def _weights(variable: Variable) -> list[_Leaf]:
+def _weights(variable: Variable) -> list[Leaf]:
     """The values of a module that a variable holds, such as a teacher's."""
     module = variable.get()
     if not isinstance(module, nn.Module):
         return []
     named = [*module.named_parameters(), *module.named_buffers()]
-    return [_Leaf(f"{variable.name}.{name}", tensor) for name, tensor in named[:MOST_LEAVES]]
-
-
-def _collect(
-    value: Any,
-    path: str,
-    words: frozenset[str],
-    depth: int,
-    found: list[_Leaf],
-    seen: set[int],
-) -> None:
-    if len(found) >= MOST_LEAVES or depth > MOST_DEPTH:
-        return
-    if isinstance(value, (*NUMBERS, str, bytes, np.generic, np.ndarray, torch.Tensor)):
-        if not (isinstance(value, str) and DEVICE.fullmatch(value)):
-            found.append(_Leaf(path, value))
-        return
-    if value is None or id(value) in seen:
-        return
-    seen.add(id(value))
-    for name, entry in _entries(value, words):
-        _collect(entry, f"{path}{name}", words, depth + 1, found, seen)
-
-
-def _entries(value: Any, words: frozenset[str]) -> list[tuple[str, Any]]:
-    """The entries of a container, or the attributes of an object; those that the code names."""
-    if isinstance(value, list | tuple | deque):
-        return [(f"[{i}]", entry) for i, entry in enumerate(list(value)[:MOST_LEAVES])]
-    if isinstance(value, Mapping):
-        keys = [key for key in value if isinstance(key, str | int)]
-        # The code may also make up its keys: then all of them count.
-        named = [key for key in keys if key in words] or keys
-        return [(f"[{key!r}]", value[key]) for key in named]
-    is_opaque = isinstance(value, nn.Module | type) or is_foreign(type(value).__module__)
-    if is_opaque and type(value).__name__ not in NAMESPACES:
-        return []
-    attributes = getattr(value, "__dict__", {})
-    known = words_of_methods(type(value), words)
-    return [(f".{name}", entry) for name, entry in attributes.items() if name in known]
+    return [Leaf(f"{variable.name}.{name}", tensor) for name, tensor in named[:MOST_LEAVES]]
 
 
 def _print(value: Any) -> str:
@@ -373,10 +315,10 @@ def _mark(variable: Variable) -> Any:
     value = variable.get()
     if isinstance(value, (*NUMBERS, str, bytes)):
         return type(value), repr(value)
-    return [_mark_of(leaf) for leaf in _leaves(variable)]
+    return [_mark_of(leaf) for leaf in leaves_of(variable)]
 
 
-def _mark_of(leaf: _Leaf) -> Any:
+def _mark_of(leaf: Leaf) -> Any:
     value = leaf.value
     if isinstance(value, torch.Tensor):
         return leaf.path, id(value), count_changes(value)

@@ -4,37 +4,80 @@ The variables are those of `code_variables`. Values are saved and put back as fo
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from pipeplan.runtime.code_variables import MISSING, Variable, find_variables
-from pipeplan.runtime.module_state import Contents
+from pipeplan.runtime.code_variables import MISSING, Variable, find_kept
+from pipeplan.runtime.module_state import Contents, ModuleState
 
-__all__ = ["CodeState"]
+__all__ = ["CodeState", "KeptState"]
 
 
 class CodeState:
-    """The variables of some modules' code at one moment."""
+    """Some variables at one moment."""
 
-    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = ()) -> None:
-        read = [(variable, variable.get()) for variable in find_variables(modules, functions)]
-        self._saved: list[tuple[Variable, Any]] = [
-            (variable, value) for variable, value in read if value is not MISSING
+    def __init__(self, variables: Iterable[Variable]) -> None:
+        self._saved: list[tuple[Variable, Any, Contents]] = []
+        for variable in variables:
+            value, contents = variable.get(), Contents()
+            if value is not MISSING:
+                contents.add([value])
+                self._saved.append((variable, value, contents))
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module], functions: Iterable[Any] = ()) -> "CodeState":
+        """The variables of these modules' code, and of these functions."""
+        return cls(find_kept(modules, functions))
+
+    def changed(self) -> list[Variable]:
+        """The variables that hold something else now; lists that have only grown are logs."""
+        return [
+            variable
+            for variable, value, contents in self._saved
+            if contents.have_changed_beyond_logs()
+            or (variable.get() is not value and repr(variable.get()) != repr(value))
         ]
-        self._contents = Contents()
-        self._contents.add([value for _, value in self._saved])
 
-    def is_changed(self) -> bool:
-        """Whether a variable has another value now; lists that have only grown are logs."""
-        return self._contents.have_changed_beyond_logs() or any(
-            variable.get() is not value and repr(variable.get()) != repr(value)
-            for variable, value in self._saved
-        )
+    def moved(self) -> list[str]:
+        """Iterators that have moved on and cannot be put back."""
+        return [
+            f"variable {variable.name!r}: holds a {kind}"
+            for variable, _, contents in self._saved
+            for kind in contents.moved()
+        ]
+
+    def restrict(self, variables: Iterable[Variable]) -> None:
+        """Forget all others."""
+        kept = {id(variable) for variable in variables}
+        self._saved = [saved for saved in self._saved if id(saved[0]) in kept]
 
     def put_back(self) -> None:
         """Give all these variables the values that they had."""
-        for variable, value in self._saved:
+        for variable, value, contents in self._saved:
             if variable.get() is not value:
                 variable.set(value)
-        self._contents.put_back()
+            contents.put_back()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What modules and their code remember at one moment."""
+
+    of_modules: ModuleState
+    of_code: CodeState
+
+    def changed(self) -> tuple[list[nn.Module], list[Variable]]:
+        """The modules and variables that have another state now."""
+        return self.of_modules.changed(), self.of_code.changed()
+
+    def restrict(self, modules: Iterable[nn.Module], variables: Iterable[Variable]) -> None:
+        """Forget the state of all others."""
+        self.of_modules.restrict(modules)
+        self.of_code.restrict(variables)
+
+    def put_back(self) -> None:
+        """Let them remember that again."""
+        self.of_modules.put_back()
+        self.of_code.put_back()

@@ -25,6 +25,7 @@ __all__ = [
     "Variable",
     "find_functions",
     "find_held",
+    "find_kept",
     "find_variables",
     "is_foreign",
     "words_of_code",
@@ -64,6 +65,17 @@ def find_variables(
     return tuple(_search(modules, functions).found.values())
 
 
+def find_kept(modules: Iterable[nn.Module], functions: Iterable[Any] = ()) -> tuple[Variable, ...]:
+    """The same, and whatever else functions remember: defaults, attributes, closures of layers'.
+
+    To look at all of this takes longer.
+    """
+    modules = list(modules)
+    held = [each for module in modules for each in vars(module).values() if _is_function(each)]
+    search = _search(modules, [*functions, *held], keeps_all=True)
+    return tuple(search.found.values())
+
+
 def find_functions(
     modules: Iterable[nn.Module], functions: Iterable[Any] = ()
 ) -> tuple[Variable, ...]:
@@ -78,8 +90,14 @@ def find_functions(
     return (*given, *_search(modules, functions).functions.values())
 
 
-def _search(modules: Iterable[nn.Module], functions: Iterable[Any]) -> "_Search":
-    search = _Search()
+def _is_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType | types.MethodType | functools.partial)
+
+
+def _search(
+    modules: Iterable[nn.Module], functions: Iterable[Any], *, keeps_all: bool = False
+) -> "_Search":
+    search = _Search(keeps_all=keeps_all)
     kinds = {type(module): None for module in modules}  # in their order, each once
     for kind in kinds:
         for each in kind.__mro__:
@@ -135,6 +153,8 @@ class _Search:
     """Variables that hold functions."""
     words: set[str] = field(default_factory=set)
     """Those of all functions that were looked at."""
+    keeps_all: bool = False
+    """Whether to look at defaults and attributes of functions, too."""
     _seen: set[Any] = field(default_factory=set)
 
     def look_at_class(self, kind: type) -> None:
@@ -150,6 +170,9 @@ class _Search:
 
     def look_at(self, function: Any) -> None:
         """A function of any kind: also a method, a partial, or an object that can be called."""
+        attributes = getattr(function, "__dict__", None)
+        if self.keeps_all and hasattr(function, "__qualname__") and type(attributes) is dict:
+            self._note_constant(function.__qualname__, attributes)
         if isinstance(function, functools.partial):
             self.look_at(function.func)
             for entry in (*function.args, *function.keywords.values()):
@@ -186,6 +209,10 @@ class _Search:
         self._seen.add(function)
         words = _words(function.__code__)
         self.words |= words
+        if self.keeps_all:
+            defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            for value in defaults:
+                self._note_constant(f"a default of {function.__qualname__}", value)
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             self._look_at_cell(name, cell, words)
@@ -230,6 +257,11 @@ class _Search:
                 self._note_item(("global", id(variables), name), text, variables, words, name)
             elif isinstance(variables[name], types.FunctionType):
                 self._note_function(id(variables), name, variables, f"{module.__name__}.{name}")
+
+    def _note_constant(self, text: str, value: Any) -> None:
+        """Something that stays the same object, but may hold other values."""
+        if _is_data(value):
+            self.found.setdefault(("constant", id(value)), _constant(text, value, frozenset()))
 
     def _note_function(self, owner: Any, name: str, space: Mapping[str, Any], text: str) -> None:
         def get() -> Any:

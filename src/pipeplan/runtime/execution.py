@@ -14,7 +14,7 @@ first forward, and afterwards those that they had before the second. So nothing 
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,6 +23,8 @@ from torch import nn
 from torch.autograd.graph import GradientEdge
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import CodeState, KeptState
+from pipeplan.runtime.code_variables import Variable
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.kept_microbatches import (
     Kept,
@@ -77,11 +79,13 @@ class StageRunner:
         self._clones_inputs = self._is_checked = False
         self._seeds_all = self._seeds_each = True
         """Whether the next block, and whether each block seeds Python and numpy, too."""
+        self.on_output: Callable[[Any, Any], None] | None = None
+        """Is called with the output and the targets of the next microbatch of the last stage."""
         self._extra: list[torch.Tensor] = []
-        self._front: ModuleState | None = None
-        """What modules remembered in front of the last forward."""
-        self._changing: list[nn.Module] | None = None
-        """Modules whose state changes in a forward; None until the first one."""
+        self._front: KeptState | None = None
+        """What modules and their code remembered in front of the last forward."""
+        self._changing: tuple[list[nn.Module], list[Variable]] | None = None
+        """What changes in a forward: modules and variables; None until the first one."""
         self.extra_loss: torch.Tensor | None = None
         """What layers added to the loss in the last forward, times the rows' share of the batch.
         None if they added nothing."""
@@ -250,7 +254,7 @@ class StageRunner:
         roots: Sequence[torch.Tensor | GradientEdge | None] = kept.roots
         extra = kept.extra_roots
         if kept.state is not None:
-            now = ModuleState(self._changing or [])
+            now = self._state_now()
             kept.state.put_back()
             self._runs_again = True
             roots = self._forward_again(kept)
@@ -288,19 +292,26 @@ class StageRunner:
             return NOTHING
         return self._boxes.packing()
 
-    def _save_state(self) -> ModuleState | None:
+    def _save_state(self) -> KeptState | None:
         """What the modules remember that a forward changes; None if no forward will run again."""
         if self._evaluates:
             return None
-        modules = self._module.model.modules() if self._changing is None else self._changing
-        self._front = ModuleState(modules)
+        self._front = self._state_now()
         return self._front
 
-    def _learn_changes(self, state: ModuleState) -> None:
-        """Find out, in the first forward, which modules remember something."""
+    def _state_now(self) -> KeptState:
+        if self._changing is not None:
+            modules, variables = self._changing
+            return KeptState(ModuleState(modules), CodeState(variables))
+        modules = list(self._module.model.modules())
+        functions = [self._loss.loss_fn] if self._loss is not None else []
+        return KeptState(ModuleState(modules), CodeState.of(modules, functions))
+
+    def _learn_changes(self, state: KeptState) -> None:
+        """Find out, in the first forward, which modules and variables remember something."""
         if self._changing is None:
             self._changing = state.changed()
-            state.restrict(self._changing)
+            state.restrict(*self._changing)
 
     def _take_extra(self, row_share: float) -> list[GradientEdge]:
         """Where the backward of added losses begins; sums these losses up."""
@@ -358,6 +369,8 @@ class StageRunner:
 
     def _run_on(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         template, (args, kwargs) = call[:2]
+        if self._module.rehearsal is not None and not self._runs_again:
+            self._module.rehearsal.run(args, kwargs)
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
         with collect_losses() as self._extra:
@@ -373,6 +386,9 @@ class StageRunner:
             raise AssertionError("only the last stage has a loss")
         output = self._run(carried, call, seed)
         _, _, targets, share = call
+        if self.on_output is not None:
+            look, self.on_output = self.on_output, None
+            look(output, targets)
         loss = self._loss.of(output, targets, share, self._autocast())
         return loss, self._loss.with_metrics(loss, output, targets, share)
 

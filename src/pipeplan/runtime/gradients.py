@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.gradient_parts import Bucket, Reduction, make_buckets
 
@@ -50,8 +51,8 @@ MOST_VALUES = 1024
 """In the sample of a parameter's values."""
 FROZEN = 4096.0
 """The count of a parameter that a rank has frozen; a power of 2, so that sums are exact."""
-DRIFT = 1e-3
-"""Replicas on devices of different kinds drift apart by rounding; this is much more."""
+DRIFT = 1e-5
+"""Ranks that hold a parameter update it by the same numbers; this is more than rounding."""
 
 
 class GradientReducer:
@@ -64,6 +65,8 @@ class GradientReducer:
         bucket_bytes: float = BUCKET_BYTES,
     ) -> None:
         self.parameters = list(parameters)
+        self.name_of: dict[int, str] = {}
+        """By id, what messages call parameters."""
         self._buckets = [
             bucket for reduction in reductions for bucket in make_buckets(reduction, bucket_bytes)
         ]
@@ -186,24 +189,28 @@ class GradientReducer:
         if bucket.sample is None:
             return
         num_ranks, own = dist.get_world_size(bucket.group), float(bucket.sample)
-        mean = float(bucket.flat[-1 - len(bucket.parameters)]) / num_ranks
-        rounding = max(DRIFT, torch.finfo(bucket.flat.dtype).eps ** 0.5)
+        mean = float(bucket.flat.detach()[-1 - len(bucket.parameters)]) / num_ranks
+        rounding = max(DRIFT, torch.finfo(bucket.flat.dtype).eps ** 0.75)
         if abs(mean - own) > rounding * max(abs(own), abs(mean)):
-            shape = tuple(self._sampled(bucket).shape)
             raise RuntimeMismatchError(
-                f"parameters: one of shape {shape} has other values on other replicas of its"
-                " stage; somebody has changed it on some ranks only: change it on all of them, or"
-                " use pipeline.load or load_weights"
+                f"{self._text(self._sampled(bucket))} has other values on other ranks that hold it;"
+                " somebody has changed it on some ranks only, or the optimizer draws random"
+                " numbers: change it alike on all of them, or use pipeline.load or load_weights"
             )
 
     def _require_frozen_everywhere(self, bucket: Bucket, index: int, count: float) -> None:
         """Refuse a parameter that is frozen on some ranks, and trained on others."""
         if count != FROZEN * dist.get_world_size(bucket.group):
-            shape = tuple(bucket.parameters[index].shape)
             raise RuntimeMismatchError(
-                f"parameters: one of shape {shape} is frozen on some ranks that hold it, but not on"
-                " all; set requires_grad alike on every rank"
+                f"{self._text(bucket.parameters[index])} is frozen on some ranks that hold it, but"
+                " not on all; set requires_grad alike on every rank"
             )
+
+    def _text(self, parameter: nn.Parameter) -> str:
+        """What messages call a parameter."""
+        name = self.name_of.get(id(parameter))
+        shape = tuple(parameter.shape)
+        return f"parameter {printable(name)!r}:" if name else f"parameters: one of shape {shape}"
 
     def _sampled(self, bucket: Bucket) -> nn.Parameter:
         """The parameter whose values are compared in this step."""

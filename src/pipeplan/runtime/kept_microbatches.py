@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.splitting.split_backward import take_gradients
 
 __all__ = ["Kept", "known_roots", "roots_of", "run_whole", "small_roots_of"]
@@ -32,7 +32,7 @@ class Kept:
     """Where the backward of losses that layers added begins; empty with recomputation."""
     extra_scale: float
     """The gradient of each of these losses."""
-    state: ModuleState | None
+    state: KeptState | None
     """What the modules remembered in front of the forward; None without recomputation."""
 
 

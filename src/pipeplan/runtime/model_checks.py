@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
@@ -28,6 +29,12 @@ def require_whole(model: nn.Module) -> None:
             raise RuntimeMismatchError(
                 f"model: another Pipeline has cut it, and its {printable(name)!r} is gone on this"
                 " rank; build the model anew, and load its values from a checkpoint"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise RuntimeMismatchError(
+                f"parameter {printable(name)!r}: has no shape yet; run the model once on a few rows"
+                " before the pipeline is made, so that lazy modules know their shapes"
             )
 
 

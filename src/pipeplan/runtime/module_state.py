@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeplan.runtime.memories import Memory, is_iterator, mark_of, memory_of
+
 __all__ = ["OF_EVERY_MODULE", "Contents", "ModuleState"]
 
 MOST_DEPTH = 4
@@ -92,6 +94,10 @@ class Contents:
         self._seen: set[int] = set()
         self._of_objects: list[tuple[Any, Any]] = []
         """Those of the containers that are attributes of objects."""
+        self._memories: list[Memory] = []
+        """Other things that can be changed in place and put back."""
+        self._iterators: list[tuple[Any, Any]] = []
+        """What cannot be put back, each with a mark that tells whether it has moved."""
 
     def add(self, values: Iterable[Any], depth: int = 0) -> None:
         """Save what these values hold."""
@@ -110,23 +116,47 @@ class Contents:
                 self._seen.add(id(value))
                 if depth and not isinstance(value, nn.Parameter):
                     self._values.append((value, value.detach().clone()))
+            else:
+                self._add_other(value, depth)
+
+    def _add_other(self, value: Any, depth: int) -> None:
+        memory = memory_of(value)
+        if memory is not None:
+            self._seen.add(id(value))
+            self._memories.append(memory)
+            self.add(memory.inside(), depth + 1)
+        elif is_iterator(value):
+            self._seen.add(id(value))
+            self._iterators.append((value, mark_of(value)))
 
     def is_changed(self) -> bool:
         """Whether something holds other values now."""
-        return any(not _hold_the_same(*pair) for pair in self._containers) or any(
-            not _have_equal_values(*pair) for pair in self._values
+        return (
+            any(not _hold_the_same(*pair) for pair in self._containers)
+            or any(not _have_equal_values(*pair) for pair in self._values)
+            or any(memory.is_changed() for memory in self._memories)
         )
 
     def have_objects_changed(self) -> bool:
-        """Whether an object has other attributes now."""
-        return any(not _hold_the_same(*pair) for pair in self._of_objects)
+        """Whether an object has other attributes now, or something else that cannot be sent."""
+        return any(not _hold_the_same(*pair) for pair in self._of_objects) or any(
+            memory.is_changed() for memory in self._memories if not memory.can_be_sent
+        )
+
+    def moved(self) -> list[str]:
+        """The classes of iterators that have moved on; nothing can put them back."""
+        return [type(value).__name__ for value, mark in self._iterators if mark_of(value) != mark]
 
     def have_changed_beyond_logs(self) -> bool:
         """Whether something holds other values now; lists that have only grown are logs."""
-        return any(
-            not _hold_the_same(container, copy) and not _has_grown(container, copy)
-            for container, copy in self._containers
-        ) or any(not _have_equal_values(*pair) for pair in self._values)
+        return (
+            any(
+                not _hold_the_same(container, copy) and not _has_grown(container, copy)
+                for container, copy in self._containers
+            )
+            or any(not _have_equal_values(*pair) for pair in self._values)
+            or any(memory.is_changed() for memory in self._memories)
+        )
 
     def put_back(self) -> None:
         """Let all hold what they held."""
@@ -138,6 +168,9 @@ class Contents:
         for tensor, copy in self._values:
             if not _have_equal_values(tensor, copy):
                 tensor.data.copy_(copy)
+        for memory in self._memories:
+            if memory.is_changed():
+                memory.put_back()
 
 
 def _container(value: Any) -> Any:
@@ -173,6 +206,15 @@ class ModuleState:
     def have_objects_changed(self) -> bool:
         """Whether objects that modules hold have other attributes now."""
         return any(saved.contents.have_objects_changed() for saved in self._saved)
+
+    def moved(self, model: nn.Module) -> list[str]:
+        """Iterators that have moved on and cannot be put back, by the modules that hold them."""
+        name_of = {id(module): name for name, module in model.named_modules()}
+        return [
+            f"module {name_of.get(id(saved.module), '')!r}: holds a {kind}"
+            for saved in self._saved
+            for kind in saved.contents.moved()
+        ]
 
     def restrict(self, modules: Iterable[nn.Module]) -> None:
         """Forget the state of all other modules."""

@@ -195,6 +195,8 @@ class Steps:
         if self._root.have_changed():
             self._agreement.has_doubt = True
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
+        if self._first_step.has_new_rows(batch, agreed.rows):
+            self._agreement.has_doubt = True
         self._watchdog.note_batch(agreed.key)
         self.num_rows, self.times = agreed.rows, []
         num_stats = 1 + len(self._loss.metrics)

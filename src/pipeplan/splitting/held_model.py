@@ -142,6 +142,11 @@ class HeldModel:
         self._attached[name] = (module, owner)
         self.model.add_module(name, module)
 
+    @property
+    def originals(self) -> StandIns:
+        """By name, the modules that stand-ins have taken the place of."""
+        return self._originals
+
     def is_common(self, name: str) -> bool:
         """Whether a tensor or attribute of this name belongs to code that every stage runs."""
         return not any(name.startswith(f"{module}.") for module in self._originals)

@@ -36,6 +36,7 @@ from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
+from pipeplan.splitting.rehearsals import Rehearsal
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
 from pipeplan.splitting.torch_private import call_hooks, count_changes
 
@@ -108,6 +109,8 @@ class StageModule:
         """By name, what stands in the place of other stages' modules while this stage runs."""
         self.on_enter: Callable[[], None] | None = None
         """Is called when the model's forward takes over what arrived; a chain does so at once."""
+        self.rehearsal: Rehearsal | None = None
+        """Looks at what a chain's own forward does between its layers, on the first stage."""
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
@@ -140,6 +143,10 @@ class StageModule:
     def require_same_layers(self) -> None:
         """Refuse layers that were put into the model after it was cut."""
 
+    def own_modules(self) -> list[nn.Module]:
+        """The modules whose code this stage runs; the model has to be cut."""
+        return list(self.model.modules())
+
     def attach(self, name: str, module: nn.Module) -> None:
         """Count a module's parameters as the stage's; the stage does not call it."""
         self.held.attach(name, module, self.stand_ins)
@@ -168,6 +175,11 @@ class _ChainStage(StageModule):
             for table in call_hooks(model.get_submodule(name))
         ]
         self._num_hooks = self._count_hooks()
+
+    def own_modules(self) -> list[nn.Module]:
+        """The modules whose code this stage runs, which is only that of its layers."""
+        found = {id(m): m for module in self._calls for m in module.modules()}
+        return list(found.values())
 
     def _count_hooks(self) -> list[int]:
         return [len(table) for _, table in self._hooks]

@@ -27,6 +27,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "call_hooks",
+    "calling",
     "count_changes",
     "count_flops",
     "count_hooks",
@@ -82,6 +83,17 @@ def call_hooks(module: nn.Module) -> tuple[Any, ...]:
         *(module._forward_hooks, module._forward_pre_hooks),
         *(module._backward_hooks, module._backward_pre_hooks),
     )
+
+
+def calling(module: nn.Module, function: Any) -> Any:
+    """Let calls of a module be calls of a function, past its hooks; returns what was so before.
+
+    With None, a module runs its own forward and hooks. `nn.Module.compile` uses the same place.
+    """
+    before = vars(module).pop("_compiled_call_impl", None)
+    if function is not None:
+        vars(module)["_compiled_call_impl"] = function
+    return before
 
 
 def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:

@@ -209,9 +209,9 @@ TABLE = tuple(
     )
     for max_devices, steps, num_candidates, max_layers, cycle, budget, published in (
         (8, _SMALL, 10, 256, _MIXED, 3e6, None),
-        (16, _MEDIUM, 5, 256, _MIXED * 2, 2.6e6, None),
+        (16, _MEDIUM, 5, 256, _MIXED * 2, 3e6, None),
         (32, _MEDIUM, 5, 256, _MIXED * 2, 11e6, _QUICK),
-        (64, _LARGE, 5, 256, _DEEPER, 42e6, _QUICK),
+        (64, _LARGE, 5, 256, _DEEPER, 80e6, _QUICK),
         (128, _HUGE, 5, 64, _FROM_BEST, 75e6, _QUICKEST),
         (256, _HUGE, 5, 64, _FROM_BEST, 75e6, _QUICKEST),
         (inf, _VAST, 5, 64, _FROM_BEST, 56e6, _QUICKEST),

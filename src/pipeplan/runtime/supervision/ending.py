@@ -82,7 +82,11 @@ class Ending:
         here = [
             rank
             for rank, process in enumerate(self._crew.processes)
-            if rank != culprit and process.is_on_this_host and rank not in absent
+            if rank != culprit
+            and process.is_on_this_host
+            and rank not in absent
+            # One that has ended already prints nothing any more, whatever this rank knew of it.
+            and (rank == self._crew.rank or not process.is_gone)
         ]
         is_speaker = not here or min(here) >= self._crew.rank
         if is_speaker:

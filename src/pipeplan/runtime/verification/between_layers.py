@@ -25,19 +25,12 @@ from torch.overrides import TorchFunctionMode
 from pipeplan.documents.text import printable
 from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
-from pipeplan.splitting.layout import Layout, LayoutKind
+from pipeplan.splitting.layout import Layout
 from pipeplan.splitting.nesting import tensors_in
-from pipeplan.splitting.torch_private import call_hooks, count_changes
+from pipeplan.splitting.rehearsals import HARMLESS, does_its_own
+from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["find_operation"]
-
-HARMLESS = frozenset(
-    {
-        *("contiguous", "to", "type", "cpu", "cuda", "requires_grad_"),
-        *("float", "double", "half", "bfloat16", "long", "int", "bool"),
-    }
-)
-"""Functions that may return their argument itself, since nothing is to be done."""
 
 
 def find_operation(stage: StageCalls, sample: Sample) -> str | None:
@@ -46,7 +39,7 @@ def find_operation(stage: StageCalls, sample: Sample) -> str | None:
     It looks in the modes that modules have, and in evaluation. The model has to be whole.
     """
     module = stage.module
-    if not _does_its_own(module.model, module.layout):
+    if not does_its_own(module.model, module.layout):
         return None
     modes = [(each, each.training) for each in stage.modules()]
     try:
@@ -62,16 +55,6 @@ def find_operation(stage: StageCalls, sample: Sample) -> str | None:
         for each, training in modes:
             each.training = training
     return None
-
-
-def _does_its_own(model: nn.Module, layout: Layout) -> bool:
-    """Whether code that is not torch's own calls the layers of a chain."""
-    if layout.kind is LayoutKind.LAYER_LIST:
-        return False
-    callers = [model.get_submodule(path) for path in layout.containers]
-    forwards = {getattr(each.forward, "__func__", each.forward) for each in callers}
-    has_hooks = any(table for each in callers for table in call_hooks(each))
-    return has_hooks or forwards != {nn.Sequential.forward}
 
 
 class _Calls(TorchFunctionMode):

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from pipeplan.documents.text import printable
-from pipeplan.runtime.verification.layer_records import LayerCall, Noted
+from pipeplan.runtime.verification.layer_records import Noted
 from pipeplan.runtime.verification.runs import owned_positions
 from pipeplan.runtime.verification.stage_calls import Result, StageCalls
 from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.placeholders import CARRIED_PAST, has_placeholder
 from pipeplan.splitting.stage_modules import StageModule
 
-__all__ = ["Difference", "are_close", "find_difference"]
+__all__ = ["Difference", "are_close", "find_difference", "first_line", "raised"]
 
 READS_LAYERS = (
     "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
@@ -79,6 +80,35 @@ def find_difference(
     return Difference(text=found, is_in_forward=False) if found else None
 
 
+def raised(module: StageModule, whole: Result, error: Exception) -> Difference:
+    """What to say of a stage that raises, although the whole model does not."""
+    reason = "; ".join(getattr(error, "__notes__", [])) or _foreign_class(whole) or NOT_THERE
+    text = (
+        f"layers {module.layers_text}: raise when they run as a stage, but not in the whole model:"
+        f" {first_line(error)}; {reason}"
+    )
+    return Difference(text=text, is_in_forward=True)
+
+
+def first_line(error: Exception) -> str:
+    """The class of an error, and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return printable(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
+
+
+def _foreign_class(whole: Result) -> str:
+    """Says so if tensors that enter a stage are of a class that a message does not bring."""
+    for noted in whole.entering:
+        for tensor in noted.tensors if noted is not None else ():
+            if type(tensor) not in (torch.Tensor, nn.Parameter):
+                return (
+                    f"in the whole model a {printable(type(tensor).__name__)} enters them, but"
+                    " messages bring plain tensors: cut elsewhere, or let layers return plain"
+                    " tensors (as_subclass(torch.Tensor)) and make its class again behind the cut"
+                )
+    return ""
+
+
 def are_close(
     first: torch.Tensor,
     second: torch.Tensor,
@@ -118,7 +148,7 @@ def _find_in_forward(
     if module.is_last:
         if are_close(whole.losses[index].double(), cut.losses[index].double(), dtype=dtype):
             return None
-        place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
+        place = _first_layer(module, whole, cut, index, dtype)
         if place:
             return place
         if cut.losses[index].isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
@@ -137,7 +167,7 @@ def _find_in_forward(
             " or evaluation; a stage cannot end there"
         )
     if found is None or not _are_alike(expected, found, dtype):
-        place = _first_layer(module, whole.calls[index], cut.calls[index], dtype)
+        place = _first_layer(module, whole, cut, index, dtype)
         text = f"layers {module.layers_text}: what leaves them is not the whole model's"
         return place or f"{text}; {_reason(module)}"
     # More gradients than in the whole model do no harm: with recomputation nobody knows yet.
@@ -152,12 +182,10 @@ def _find_in_forward(
 
 
 def _first_layer(
-    module: StageModule,
-    whole: dict[int, LayerCall],
-    cut: dict[int, LayerCall],
-    dtype: torch.dtype | None,
+    module: StageModule, wholes: Result, cuts: Result, index: int, dtype: torch.dtype | None
 ) -> str:
     """Which layer's input or output is the first to differ; empty if none does."""
+    whole, cut = wholes.calls[index], cuts.calls[index]
     for atom in module.atoms:
         if atom not in whole:
             continue
@@ -176,7 +204,8 @@ def _first_layer(
                 )
         outputs = whole[atom].output, cut[atom].output
         if outputs[0] and outputs[1] and not _are_alike(outputs[0], outputs[1], dtype):
-            return f"layer {name!r}: its output is not that of the whole model; {OTHER_OUTPUT}"
+            reason = _foreign_class(wholes) or OTHER_OUTPUT
+            return f"layer {name!r}: its output is not that of the whole model; {reason}"
     return ""
 
 

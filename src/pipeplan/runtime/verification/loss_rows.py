@@ -14,8 +14,8 @@ because only some rows may be padded.
 import contextlib
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +25,17 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.batches import mark_rows, select_rows
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.verification.row_records import RowRecords
 from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 
 __all__ = ["LossOfRows", "spread_rows"]
 
+REMEDY = (
+    "if targets weigh differently (ignore_index), give loss_weight_fn, such as lambda targets:"
+    " (targets != -100).sum(); if each microbatch shall have a loss of its own, give"
+    " loss_weight_fn=len"
+)
 MOST_ROWS = 8
 """Rows of the batch whose targets are looked at."""
 
@@ -48,6 +54,7 @@ class LossOfRows:
     outputs: Any
     device: torch.device
     amp_dtype: torch.dtype | None
+    records: RowRecords = field(default_factory=RowRecords)
 
     @classmethod
     def of(
@@ -70,19 +77,65 @@ class LossOfRows:
             loss=loss, outputs=mark_rows(two, 2, "output"), device=device, amp_dtype=amp_dtype
         )
 
-    def find_problem(self, targets: Any, num_rows: int) -> str | None:
+    def find_problem(self, targets: Any, num_rows: int, *, is_due: bool = True) -> str | None:
         """Why the loss is no mean over rows; None if it is, or if it cannot be computed so.
 
-        `targets` are those of `num_rows` rows. A few of them are looked at.
+        `targets` are those of `num_rows` rows. A few of them are looked at if it is due, and always
+        those that hold something new.
         """
+        rows = self.records.look(targets, num_rows)[:MOST_ROWS]
+        if not rows and not is_due:
+            return None
+        rows = list(dict.fromkeys([*spread_rows(num_rows), *rows]))
         marked = mark_rows(targets, num_rows, "targets") if targets is not None else None
+        return self._ask(lambda: self._find(marked, rows))
+
+    def find_in_microbatch(self, output: Any, targets: Any) -> str | None:
+        """The same for all rows of a microbatch at once, divided in two ways.
+
+        Two rows do not show everything: a loss may take the worst half of its rows.
+        """
+        tensors = tensors_in(output)
+        num_rows = len(tensors[0]) if tensors and tensors[0].ndim else 0
+        if num_rows < 3 or self.loss.weight_fn is not None:
+            return None
+        detached = map_tensors(output, lambda tensor: tensor.detach())
+
+        def find() -> str | None:
+            marked = mark_rows(targets, num_rows, "targets") if targets is not None else None
+            whole = replace(self, outputs=mark_rows(detached, num_rows, "output"))
+            return whole._find_in_parts(marked, num_rows)
+
+        return self._ask(find)
+
+    def _find_in_parts(self, targets: Any, num_rows: int) -> str | None:
+        everything = list(range(num_rows))
+        both = self._value(everything, targets, everything)
+        for place in dict.fromkeys((1, num_rows // 2)):
+            parts = [everything[:place], everything[place:]]
+            values = [self._value(rows, targets, rows) for rows in parts]
+            pairs = [(len(r) / num_rows, v) for r, v in zip(parts, values, strict=True)]
+            mean = sum(share * value.value for share, value in pairs)
+            if not all(map(math.isfinite, (both.value, mean))):
+                continue
+            if self._are_near(both.value, mean) and self._have_near_gradients(both, pairs):
+                continue
+            return (
+                f"loss_fn: is no mean over rows: {both.value:.6g} for {num_rows} rows together, but"
+                f" {mean:.6g} as the mean of {place} and {num_rows - place} of them, or with other"
+                f" gradients; {REMEDY}"
+            )
+        return None
+
+    def _ask(self, find: Callable[[], str | None]) -> str | None:
+        """The answer, unless the loss draws random numbers; the loss remembers nothing of it."""
         modules = self.loss.loss_fn.modules() if isinstance(self.loss.loss_fn, nn.Module) else ()
         state, randomness = ModuleState(modules), SameRandomness()
         randomness.is_noting = True
         try:
             with torch.enable_grad(), randomness, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a single row may have no deviation
-                found = self._find(marked, spread_rows(num_rows))
+                found = find()
         except Exception:
             return None  # outputs of some rows do not fit to the targets of others
         finally:
@@ -115,12 +168,7 @@ class LossOfRows:
                 continue
             if self.loss.weight_fn is not None:
                 return None  # the caller has said how microbatches count
-            return (
-                f"loss_fn: is no mean over rows: {text}; if targets weigh differently"
-                " (ignore_index), give loss_weight_fn, such as lambda targets: (targets"
-                " != -100).sum(); if each microbatch shall have a loss of its own, give"
-                " loss_weight_fn=len"
-            )
+            return f"loss_fn: is no mean over rows: {text}; {REMEDY}"
         return None
 
     def _value(self, which: list[int], targets: Any, rows: list[int]) -> "_Value":

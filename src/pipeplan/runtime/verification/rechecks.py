@@ -6,7 +6,8 @@ model, and compare its losses and gradients (`digests`). Later they borrow it::
 
     batch        0       1   2       4               8    ...   16, 32, ... and whenever in doubt
     each rank    first   again: gets the other stages' tensors, runs a few rows of this batch
-                 step           through the whole model, compares, and forgets them
+                 step           through the whole model, compares, and forgets them;
+                                one microbatch through the whole model and through its own stages
 
 So the cost vanishes. Doubts come from `code_agreement` and `attribute_watch`: what differs between
 ranks, but may well be of no influence (times, texts, logs, the main rank's flag).
@@ -25,16 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.replica_setup import Replica
+from pipeplan.runtime.verification.differences import first_line
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.later_looks import (
     LayerCalls,
     find_uneven_loss,
     require_no_problem,
 )
+from pipeplan.runtime.verification.later_stages import find_in_stages
 from pipeplan.runtime.verification.runs import numbers_of_whole
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.whole_states import (
@@ -59,8 +61,8 @@ class Recheck:
 
     rank: int
     replica: Replica | None
-    stage: StageCalls | None
-    """One of this rank's stages; None for a rank that the plan does not use."""
+    stages: tuple[StageCalls, ...]
+    """Those of this rank; none for a rank that the plan does not use."""
     stage_ranks: tuple[tuple[int, ...], ...]
     owners: list[int]
     """For each stage, the rank whose values count."""
@@ -69,27 +71,50 @@ class Recheck:
     is_certain: bool
     """Whether forwards change nothing that cannot be sent to other ranks: globals, objects."""
     rounding: float
+    activation_bytes: float
+    """What the whole model keeps from forward to backward, for one microbatch."""
     marks: CodeMarks | None = None
     problem: str | None = field(default=None, init=False)
     """What this rank has found in the whole model itself."""
     _is_possible: bool = field(default=True, init=False)
+    """Whether ranks can compare what they compute."""
+    _has_room: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.replica is not None:
             self.marks = CodeMarks(self.replica.held.model)
 
-    def run(self, samples: Sequence[Sample]) -> None:
+    def run(self, samples: Sequence[Sample], microbatch: Sample | None = None) -> None:
         """Compare on these rows, the last sample has all of them; all ranks have to call it.
+
+        With a `microbatch`, each rank compares its stages with the whole model, too.
 
         Raises:
             RuntimeMismatchError: on every rank, it names what differs and where.
         """
-        if not self._is_possible or not self._have_room():
+        if not self._has_room:
             return
-        states = self._exchange()
+        fits = self._look_for_room()
+        if not self._has_room:
+            return
+        others, remembered = self._exchange()
         found: WholeRun | str | None = None
-        if self.replica is not None and self.stage is not None:
-            found = self._run_whole(self.replica, self.stage, samples, states)
+        if self.replica is not None and self.stages:
+            stage = self.stages[-1]
+            with self.replica.reducer.paused(), _keeping_gradients(stage.modules()), _silent():
+                if microbatch is not None and fits:
+                    self.problem = find_in_stages(
+                        self.stages,
+                        microbatch,
+                        self.replica.held_by,
+                        lambda: self._being_whole(stage, others),
+                    )
+                if self._is_possible:
+                    found = self._run_whole(stage, samples, others, remembered)
+        self._compare(found)
+
+    def _compare(self, found: WholeRun | str | None) -> None:
+        """Compare what all ranks have found."""
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (found, self._is_certain_now(), self._hooked()))
         require_no_problem(self.problem)
@@ -112,15 +137,15 @@ class Recheck:
         if self.rank == 0:
             sys.stderr.write(
                 f"pipeplan: {text}; it is not refused, because forwards change globals or objects,"
-                " or the program has replaced functions of layers, which one rank alone knows:"
-                " ranks compare no more what they compute\n"
+                " or the program has replaced functions of layers, which one rank alone knows; from"
+                " now on ranks compare their own stages with the whole model, but not each other\n"
             )
 
     def _hooked(self) -> list[str]:
         """Parameters of this rank whose gradients go through hooks, which other ranks have not."""
-        if self.replica is None or self.stage is None:
+        if self.replica is None or not self.stages:
             return []
-        names = self.stage.first_name_of
+        names = self.stages[-1].first_name_of
         found = self.replica.held.model.named_parameters()
         return [names.get(name, name) for name, each in found if gradient_hooks(each)[0]]
 
@@ -129,23 +154,27 @@ class Recheck:
             return True
         return self.is_certain and self.marks.are_same(self.replica.held.model)
 
-    def _have_room(self) -> bool:
-        """Whether the whole model fits into the memory of all ranks once more."""
+    def _look_for_room(self) -> bool:
+        """Whether a microbatch of the whole model fits into all ranks; also notes if nothing does.
+
+        All ranks have to call it.
+        """
         own, free = 0, float("inf")
-        if self.replica is not None and self.stage is not None:
-            free = _free_bytes(self.stage.device)
+        if self.replica is not None and self.stages:
+            free = _free_bytes(self.stages[-1].device)
             if self.rank in self.owners:
                 own = sum(p.nbytes for p in self.replica.held.model.parameters())
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (own, free))
         needed = COPIES * sum(size for size, _ in everyone)
-        self._is_possible = all(needed < free for _, free in everyone)
-        if not self._is_possible and self.rank == 0:
+        least = min(free for _, free in everyone)
+        self._has_room = needed < least
+        if not self._has_room and self.rank == 0:
             sys.stderr.write(
                 "pipeplan: the whole model does not fit into a rank's memory again, so ranks do not"
                 " compare what they compute after the first step\n"
             )
-        return self._is_possible
+        return bool(needed + COPIES * self.activation_bytes < least)
 
     def _exchange(self) -> tuple[StageState, StageState]:
         """The states of stages that this rank does not hold, and what its own takes over."""
@@ -167,42 +196,52 @@ class Recheck:
                 remembered.add(box[0].only(self.remembers))
         return others, remembered
 
-    def _run_whole(
-        self,
-        replica: Replica,
-        stage: StageCalls,
-        samples: Sequence[Sample],
-        states: tuple[StageState, StageState],
-    ) -> WholeRun | str:
-        """What the whole model gives; or why it raises."""
-        others, remembered = states
-        model, loss_fn = replica.held.model, stage.loss.loss_fn
+    @contextlib.contextmanager
+    def _being_whole(self, stage: StageCalls, others: StageState) -> Iterator[None]:
+        """Inside, the model is whole, with what other stages have now."""
+        assert self.replica is not None  # it has a stage
+        model = self.replica.held.model
         own = {id(module) for module in model.modules()}
         with (
-            replica.reducer.paused(),
-            _keeping_gradients(stage.modules()),
-            replica.held.whole(),
+            self.replica.held.whole(),
             filled(model, own, others),
-            filled_loss(loss_fn, LOSS_NAME, others),
-            warnings.catch_warnings(),
+            filled_loss(stage.loss.loss_fn, LOSS_NAME, others),
         ):
-            warnings.simplefilter("ignore")  # training itself will warn
+            yield
+
+    def _run_whole(
+        self,
+        stage: StageCalls,
+        samples: Sequence[Sample],
+        others: StageState,
+        remembered: StageState,
+    ) -> WholeRun | str:
+        """What the whole model gives; or why it raises."""
+        model = stage.module.model
+        with self._being_whole(stage, others):
             state = stage.state()
             try:
                 give_remembered(model, remembered)
                 calls = LayerCalls(stage.module.layout, model)
                 with calls:
                     numbers = numbers_of_whole(stage, samples[0])
-                self.problem = calls.problem
+                self.problem = self.problem or calls.problem
                 if self.problem is None and stage.module.is_last:
                     state.put_back()
                     self.problem = find_uneven_loss(stage, samples)
             except Exception as error:
-                lines = str(error).strip().splitlines()
-                return printable(f"{type(error).__name__}: {lines[0] if lines else ''}")
+                return first_line(error)
             finally:
                 state.put_back()
         return WholeRun(device=stage.device_kind, weights=0, numbers=numbers)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, nothing warns: training itself will."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager

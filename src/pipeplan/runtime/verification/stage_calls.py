@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pipeplan.pipeline import Kind
-from pipeplan.runtime.code_state import CodeState
+from pipeplan.runtime.code_state import CodeState, KeptState
+from pipeplan.runtime.code_variables import Variable, find_kept
 from pipeplan.runtime.execution import StageRunner
 from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.loss_terms import LossTerms
@@ -19,8 +20,9 @@ from pipeplan.runtime.verification.layer_records import LayerCall, Noted
 from pipeplan.runtime.verification.same_randomness import Draw
 from pipeplan.splitting.nesting import map_tensors
 from pipeplan.splitting.stage_modules import StageModule
+from pipeplan.splitting.stand_ins import StandIn
 
-__all__ = ["KeptState", "Result", "Sample", "StageCalls", "fingerprint_whole"]
+__all__ = ["Result", "Sample", "StageCalls", "fingerprint_whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +65,10 @@ class Result:
     """Whether globals, or objects that layers hold, have changed."""
     numbers: Numbers = field(default_factory=dict)
     """Of the whole model in training: its output, losses and all gradients."""
+    leaves: dict[str, Any] = field(default_factory=dict)
+    """What variables of the stage's code hold afterwards, by path."""
     has_gradient: bool = False
     """Whether the loss depends on a parameter that is trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """What modules and their code remember at one moment."""
-
-    of_modules: ModuleState
-    of_code: CodeState
-
-    def put_back(self) -> None:
-        """Let them remember that again."""
-        self.of_modules.put_back()
-        self.of_code.put_back()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +115,15 @@ class StageCalls:
             found += [m for m in self.loss.loss_fn.modules() if id(m) not in known]
         return found
 
-    def state(self) -> "KeptState":
+    def variables(self) -> tuple[Variable, ...]:
+        """Those that the code reads which this stage runs."""
+        modules = [m for m in self.module.own_modules() if not isinstance(m, StandIn)]
+        return find_kept(modules, [self.loss.loss_fn] if self.module.is_last else [])
+
+    def state(self) -> KeptState:
         """What the model and the loss remember now, in their modules and in their code."""
         modules = self.modules()
-        return KeptState(ModuleState(modules), CodeState(modules, [self.loss.loss_fn]))
+        return KeptState(ModuleState(modules), CodeState.of(modules, [self.loss.loss_fn]))
 
     def shares(self, samples: Sequence[Sample]) -> list[float]:
         """By how much the loss of each microbatch counts."""

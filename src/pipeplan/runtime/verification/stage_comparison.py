@@ -22,16 +22,18 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.placement import name_stages
-from pipeplan.runtime.verification.between_layers import find_operation
+from pipeplan.runtime.verification.chain_code import look_at_chain
 from pipeplan.runtime.verification.differences import (
-    NOT_THERE,
     REMEMBERS,
     Difference,
     are_close,
     find_difference,
+    first_line,
+    raised,
 )
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.loss_rows import LossOfRows
@@ -47,13 +49,14 @@ from pipeplan.runtime.verification.shared_gradients import (
     project,
 )
 from pipeplan.runtime.verification.stage_calls import (
-    KeptState,
     Result,
     Sample,
     StageCalls,
     fingerprint_whole,
 )
+from pipeplan.runtime.verification.variable_changes import find_shared_variable, read_leaves
 from pipeplan.splitting.nesting import map_tensors
+from pipeplan.splitting.rehearsals import Outlines
 from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
@@ -89,6 +92,8 @@ class Report:
     """Buffers and numbers that a forward of the whole model changes."""
     keeps_state: bool = False
     """Whether it changes globals, or objects that layers hold: other ranks cannot get these."""
+    outlines: Outlines | None = None
+    """What the layers of a chain return, if its own forward is to be rehearsed."""
 
 
 def compare_stage(
@@ -117,12 +122,14 @@ def compare_stage(
     with _nudged(_all_tensors(stage)):
         shared = _shared_with_others(stage, held_by)
         rows, divided = RowReport(), Divided()
+        outlines: Outlines | None = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
                 wholes = _run_whole_model(stage, samples)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
-                difference = difference or _find_between(stage, samples[0])
+                if difference is None:
+                    difference, outlines = look_at_chain(stage, samples[0], wholes)
                 if joint is not None and difference is None:
                     rows = look_at_rows(stage, samples, wholes, joint, spread)
                     difference = _in_forward(rows.problem) if rows.problem else None
@@ -150,6 +157,7 @@ def compare_stage(
         doubt_of_rows=divided.doubt,
         remembers=tuple(wholes[True].remembers),
         keeps_state=wholes[True].keeps_state,
+        outlines=outlines,
     )
 
 
@@ -165,20 +173,6 @@ def _own_generator_text(module: StageModule) -> str:
         f"layers {module.layers_text}: draw random numbers from a generator of their own, which"
         " recomputation cannot repeat; use torch's default generator, or plan without recompute"
     )
-
-
-def _find_between(stage: StageCalls, sample: Sample) -> Difference | None:
-    """Refuse what the model does between the layers of a chain; one stage is enough to see it."""
-    if not stage.module.is_first:
-        return None
-    with stage.module.whole():
-        state = stage.state()
-        try:
-            found = find_operation(stage, sample)
-        finally:
-            state.put_back()
-    # A stage whose values differ can say more.
-    return Difference(text=found, is_in_forward=False) if found else None
 
 
 def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
@@ -208,6 +202,7 @@ def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None
 
 def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
     """The whole model's results in training and in evaluation."""
+    variables = stage.variables()
     with stage.module.whole() as model:
         state = stage.state()
         try:
@@ -215,9 +210,11 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
             for trains in (True, False):
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
-                results[trains].keeps_state = (
-                    state.of_modules.have_objects_changed() or state.of_code.is_changed()
+                results[trains].keeps_state = state.of_modules.have_objects_changed() or bool(
+                    state.of_code.changed()
                 )
+                results[trains].leaves = read_leaves(variables)
+                _require_still([*state.of_modules.moved(model), *state.of_code.moved()])
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
@@ -227,7 +224,7 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
         except Exception as error:
             raise WholeModelError(
                 f"model: the whole model raises on {samples[0].num_rows} rows of the batch, but its"
-                f" stages do not: {_first_line(error)}"
+                f" stages do not: {first_line(error)}"
             ) from error
         finally:
             state.put_back()
@@ -239,6 +236,15 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
                 " detach, and must not be computed under torch.no_grad"
             )
     return results
+
+
+def _require_still(moved: Sequence[str]) -> None:
+    """Refuse iterators that forwards move: neither a comparison nor recomputation can go back."""
+    if moved:
+        raise RuntimeMismatchError(
+            f"{printable(moved[0])}, which forwards move on; it cannot be put back when rows are"
+            " compared or computed again: keep numbers in attributes or buffers of the layer"
+        )
 
 
 def _require_separate_tensors(
@@ -289,7 +295,8 @@ def _run_and_compare(
     shared: Mapping[str, str],
 ) -> tuple[Difference | None, Result]:
     """The first difference in training or evaluation, and the stage's results in training."""
-    state = stage.state()
+    state, variables = stage.state(), stage.variables()
+    before = read_leaves(variables)
     trained = Result()
     for trains, whole in wholes.items():
         if whole.again:
@@ -299,18 +306,16 @@ def _run_and_compare(
             return _in_forward(missing), trained
         try:
             cut = run_stage(stage, samples, whole, trains=trains)
+            cut.leaves = read_leaves(variables)
         except RuntimeMismatchError as error:
             return _in_forward(str(error)), trained
         except Exception as error:
-            note = "; ".join(getattr(error, "__notes__", []))
-            text = (
-                f"layers {stage.module.layers_text}: raise when they run as a stage, but not in the"
-                f" whole model: {_first_line(error)}; {note or NOT_THERE}"
-            )
-            return _in_forward(text), trained
+            return raised(stage.module, whole, error), trained
         finally:
             state.put_back()
         difference = find_difference(stage, whole, cut, shared=list(shared) if trains else [])
+        problem = find_shared_variable(before, whole, cut) if difference is None else None
+        difference = _in_forward(problem) if problem else difference
         if difference is not None:
             if not trains:
                 difference = replace(difference, text=f"{difference.text} (in evaluation)")
@@ -370,11 +375,6 @@ def first_difference(
     runs = {rank: report.run for rank, report in pairs if report.run is not None}
     other = find_other_run(runs, rounding(1.0)) if runs else None
     return other or find_in_sums(reports, rounding)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return printable(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
 from pipeplan.runtime.verification.rechecks import Recheck
 from pipeplan.runtime.verification.row_division import row_orders
+from pipeplan.runtime.verification.row_records import RowRecords
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.runtime.verification.stage_comparison import (
     Report,
@@ -27,7 +28,9 @@ from pipeplan.runtime.verification.stage_comparison import (
     failed,
     first_difference,
 )
+from pipeplan.runtime.verification.whole_states import give_settings, take_settings
 from pipeplan.splitting.nesting import map_tensors
+from pipeplan.splitting.rehearsals import Outlines, Rehearsal
 
 __all__ = ["Verdict", "Verification", "can_verify"]
 
@@ -63,6 +66,8 @@ class Verdict:
     """A reason to refuse the step if no stage raises in it: the whole model does."""
     loss_rows: LossOfRows | None
     """By which the last stage looks at later targets."""
+    input_records: RowRecords | None
+    """By which it looks at later inputs, if the model computes its loss itself."""
     recheck: Recheck
     """By which ranks compare later what they compute."""
     is_due: bool
@@ -86,6 +91,8 @@ class Verification:
     """By stage."""
     kinds: tuple[frozenset[Kind], ...]
     """By stage, the kinds of its blocks."""
+    activation_bytes: float
+    """What the whole model keeps from forward to backward, for one microbatch."""
 
     def run(self, batch: Any, targets: Any, num_rows: int) -> Verdict:
         """Compare; all ranks have to call it.
@@ -95,6 +102,7 @@ class Verification:
         Raises:
             RuntimeMismatchError: a stage is not what the whole model is there, on every rank.
         """
+        self._share_settings()
         samples = self.share(batch, targets, num_rows, reorders=any(self._divides))
         own: dict[int, Report] = {}
         if self.replica is not None and self.rank in self._comparing:
@@ -117,25 +125,59 @@ class Verification:
             )
         if self.rank == self._comparing[0]:
             self._tell_notes(reports)
+        self._begin_rehearsals(reports[0].outlines)
         has_replicas = any(len(ranks) > 1 for ranks in self.stage_ranks)
         return Verdict(
             doubt=next((each.whole_error for each in reports if each.whole_error), None),
             loss_rows=loss_rows,
+            input_records=RowRecords(floats=False) if self._sees_own_loss(own, loss_rows) else None,
             recheck=self._make_recheck(reports),
             is_due=has_replicas or len({each.run.weights for each in reports if each.run}) > 1,
         )
+
+    def _share_settings(self) -> None:
+        """Let the whole model on each rank have the modes that programs have set since the cut.
+
+        A program reaches only the layers that its rank holds, such as to freeze BatchNorm.
+        """
+        everyone: list[Any] = [None] * dist.get_world_size()
+        held = self.replica.held if self.replica is not None else None
+        own = (
+            take_settings(held.model) if held is not None and self.rank in self._comparing else None
+        )
+        dist.all_gather_object(everyone, own)
+        if held is None or own is None:
+            return
+        known = {id(module) for module in held.model.modules()}
+        with held.whole() as model:
+            for rank in dict.fromkeys(self._comparing):
+                give_settings(model, known, everyone[rank])
+
+    def _sees_own_loss(self, own: dict[int, Report], loss_rows: LossOfRows | None) -> bool:
+        """Whether this rank looks at a loss that is a part of the model."""
+        is_last = len(self.stage_ranks) - 1 in own
+        return is_last and loss_rows is None and self.loss.weight_fn is None
+
+    def _begin_rehearsals(self, outlines: Outlines | None) -> None:
+        """Let the first stage look at the forward of a chain from now on."""
+        for part in self.replica.parts if self.replica is not None else ():
+            module = part.module
+            if module.is_first and outlines is not None:
+                originals = module.held.originals
+                module.rehearsal = Rehearsal(module.model, module.layout, originals, outlines)
 
     def _make_recheck(self, reports: list[Report]) -> Recheck:
         parts = self.replica.parts if self.replica is not None else ()
         return Recheck(
             rank=self.rank,
             replica=self.replica,
-            stage=self._stage_calls(parts[-1]) if parts else None,
+            stages=tuple(self._stage_calls(part) for part in parts),
             stage_ranks=self.stage_ranks,
             owners=self._comparing,
             remembers=frozenset(name for each in reports for name in each.remembers),
             is_certain=not any(each.keeps_state for each in reports),
             rounding=self._rounding(1.0),
+            activation_bytes=self.activation_bytes,
         )
 
     def _tell_notes(self, reports: list[Report]) -> None:
@@ -179,23 +221,51 @@ class Verification:
         return [any(here[stage:]) for stage in range(len(self.stage_ranks))]
 
     def share(
-        self, batch: Any, targets: Any, num_rows: int, *, reorders: bool = False
+        self,
+        batch: Any,
+        targets: Any,
+        num_rows: int,
+        *,
+        reorders: bool = False,
+        wanted: Sequence[int] | None = None,
     ) -> list[Sample]:
         """A few rows, and then all of them together; all ranks have to call it.
 
-        With `reorders`, the latter follow in other orders.
+        With `reorders`, the latter follow in other orders. `wanted` are rows that shall be among
+        them; those of the last stage count.
         Ranks that were not given any get them from those that were.
         """
-        given: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(given, (batch is not None, targets is not None))
         # As the runtime runs them: no more microbatches and no larger ones.
         num_samples = min(MOST_SAMPLES, self.num_microbatches, num_rows)
         size = max(1, min(MOST_ROWS, num_rows // max(num_samples, self.num_microbatches)))
         chosen = spread_rows(num_rows, num_samples * size)
+        if wanted is not None:
+            box = [list(wanted)]
+            dist.broadcast_object_list(box, src=self._comparing[-1])
+            new = [row for row in box[0] if row not in chosen][: len(chosen) - 1]
+            chosen[len(chosen) - len(new) :] = new
         rows = [chosen[i * size : (i + 1) * size] for i in range(num_samples)] + [chosen]
         others = row_orders(len(chosen)) if reorders else []
         orders = [()] * len(rows) + others
         rows += [[chosen[place] for place in order] for order in others]
+        return self._select(batch, targets, num_rows, rows, orders)
+
+    def share_microbatch(self, batch: Any, targets: Any, num_rows: int) -> Sample:
+        """As many rows as a microbatch has; all ranks have to call it."""
+        rows = spread_rows(num_rows, -(-num_rows // self.num_microbatches))
+        return self._select(batch, targets, num_rows, [rows], [()])[0]
+
+    def _select(
+        self,
+        batch: Any,
+        targets: Any,
+        num_rows: int,
+        rows: list[list[int]],
+        orders: Sequence[tuple[int, ...]],
+    ) -> list[Sample]:
+        """Samples of these rows; ranks that were given none get them from those that were."""
+        given: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(given, (batch is not None, targets is not None))
         host = torch.device("cpu")
         calls = aims = None
         if batch is not None:

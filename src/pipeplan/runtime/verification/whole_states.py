@@ -18,7 +18,16 @@ from torch import nn
 from pipeplan.runtime.module_state import OF_EVERY_MODULE
 from pipeplan.splitting.stand_ins import StandIn
 
-__all__ = ["CodeMarks", "StageState", "filled", "filled_loss", "give_remembered", "take_state"]
+__all__ = [
+    "CodeMarks",
+    "StageState",
+    "filled",
+    "filled_loss",
+    "give_remembered",
+    "give_settings",
+    "take_settings",
+    "take_state",
+]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 MOST_DEPTH = 4
@@ -72,6 +81,31 @@ def take_state(model: nn.Module, only: Collection[str] | None = None) -> StageSt
     return state if only is None else state.only(only)
 
 
+def take_settings(model: nn.Module) -> StageState:
+    """The modes and plain attributes of all modules that this rank holds."""
+    modules = {name: m for name, m in model.named_modules() if not isinstance(m, StandIn)}
+    plain = (bool, int, float, str, type(None))
+    return StageState(
+        modes={name: module.training for name, module in modules.items()},
+        attributes={
+            name: {
+                key: value
+                for key, value in vars(module).items()
+                if key not in OF_EVERY_MODULE and type(value) in plain
+            }
+            for name, module in modules.items()
+        },
+    )
+
+
+def give_settings(model: nn.Module, own: Collection[int], state: StageState) -> None:
+    """Give these to all modules of a whole model but a rank's `own` ones (by id)."""
+    for path, module in model.named_modules():
+        if id(module) not in own:
+            module.training = state.modes.get(path, module.training)
+            vars(module).update(state.attributes.get(path, {}))
+
+
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -93,7 +127,9 @@ def _packed(value: Any, depth: int = 0) -> Any:
     if depth < MOST_DEPTH and kind in (list, tuple, set, deque, dict):
         entries = value.items() if kind is dict else value
         packed = [_packed(entry, depth + 1) for entry in entries]
-        return _Kept() if any(_holds_kept(entry) for entry in packed) else kind(packed)
+        if any(_holds_kept(entry) for entry in packed):
+            return _Kept()
+        return deque(packed, value.maxlen) if kind is deque else kind(packed)
     return _Kept()
 
 
