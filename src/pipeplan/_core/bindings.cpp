@@ -218,6 +218,32 @@ nb::tuple py_least_sum(Cube stage_ms, Ints sizes, int num_devices, double limit_
     return nb::make_tuple(found.sum_ms, nb::cast(found.end_layer), nb::cast(found.size));
 }
 
+nb::list py_place_groups(Matrix work_ms, Vector round_trip_bytes,
+                         const std::vector<std::vector<int>>& hosts, double inside_bytes_per_ms,
+                         double between_bytes_per_ms, int group_size, int max_groups,
+                         double deadline) {
+    const std::size_t X = work_ms.shape(0);
+    require(X >= 2 && X <= 32767 && work_ms.shape(1) == X, "work_ms: a square matrix >= 2");
+    require(round_trip_bytes.shape(0) == X, "round_trip_bytes: one for each row of work_ms");
+    require(inside_bytes_per_ms > 0 && between_bytes_per_ms > 0, "bytes_per_ms: are above 0");
+    require(group_size >= 1 && group_size <= 32766, "group_size: is not within 1..32766");
+    require(max_groups >= 1 && max_groups <= 32766, "max_groups: is not within 1..32766");
+    std::size_t before = 1;
+    for (const std::vector<int>& host : hosts) {
+        require(host.size() >= before && host.size() <= 32766, "hosts: their sizes do not rise from 1");
+        before = host.size();
+    }
+    const PlacementCosts costs{static_cast<int>(X) - 1, work_ms.data(), round_trip_bytes.data(),
+                               inside_bytes_per_ms, between_bytes_per_ms};
+    const std::vector<PlacedGroups> found = run_kernel(deadline, [&](Control& control) {
+        return place_groups(costs, hosts, group_size, max_groups, control);
+    });
+    nb::list plans;
+    for (const PlacedGroups& plan : found)
+        plans.append(nb::make_tuple(plan.num_groups, nb::cast(plan.end_layer), nb::cast(plan.devices)));
+    return plans;
+}
+
 std::vector<int> rising_sizes(const Instance& instance, const Ints& sizes) {
     const std::vector<int> result = to_vector(sizes);
     require(!result.empty() && result.front() >= 1 && result.back() <= instance.num_devices,
@@ -459,6 +485,9 @@ NB_MODULE(_kernels, m) {
           "num_deadlines"_a, "deadline"_a = never);
     m.def("min_cut", &py_min_cut, "weights"_a, "deadline"_a = never);
     m.def("least_sum", &py_least_sum, "stage_ms"_a, "sizes"_a, "num_devices"_a, "limit_ms"_a,
+          "deadline"_a = never);
+    m.def("place_groups", &py_place_groups, "work_ms"_a, "round_trip_bytes"_a, "hosts"_a,
+          "inside_bytes_per_ms"_a, "between_bytes_per_ms"_a, "group_size"_a, "max_groups"_a,
           "deadline"_a = never);
     m.def("partition", &py_partition, "instance"_a, "max_stages"_a, "limit_ms"_a, "num_threads"_a,
           "deadline"_a = never);

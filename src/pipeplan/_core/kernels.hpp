@@ -39,6 +39,27 @@ struct LeastSum {
 LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms,
                    Control& control);
 
+// What a design that knows hosts, but no single links, plans with.
+struct PlacementCosts {
+    int num_layers;
+    const double* work_ms;           // [first layer][one past the last layer]; layers + 1 values each
+    const double* round_trip_bytes;  // [layers + 1], of a cut before each layer
+    double inside_bytes_per_ms;      // within a host
+    double between_bytes_per_ms;
+};
+
+// Stages on this many groups.
+struct PlacedGroups {
+    int num_groups;
+    std::vector<int> end_layer;             // [stages]
+    std::vector<std::vector<int>> devices;  // [stages]
+};
+// For each number of groups from 2 to max_groups the stages with the least bottleneck, if there are any.
+// Each stage has whole groups of group_size devices. The hosts have rising numbers of devices.
+std::vector<PlacedGroups> place_groups(const PlacementCosts& costs,
+                                       const std::vector<std::vector<int>>& hosts, int group_size,
+                                       int max_groups, Control& control);
+
 struct Partition {
     double bottleneck_ms;
     PlacedPlan plan;
