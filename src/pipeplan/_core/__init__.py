@@ -27,6 +27,7 @@ from pipeplan._core._kernels import (
     group_rate_changes,
     group_time,
     judge_plan,
+    least_bottleneck,
     least_sum,
     local_search,
     min_cut,
@@ -47,6 +48,7 @@ from pipeplan._core._kernels import (
     run_schedule,
     schedule_chain,
     search_chains,
+    split_level,
 )
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "group_rate_changes",
     "group_time",
     "judge_plan",
+    "least_bottleneck",
     "least_sum",
     "local_search",
     "min_cut",
@@ -91,4 +94,5 @@ __all__ = [
     "run_schedule",
     "schedule_chain",
     "search_chains",
+    "split_level",
 ]

@@ -244,6 +244,16 @@ def least_sum(
 ) -> tuple[float, list[int], list[int]]:
     """The least sum of stage times; for each stage the end of its layers, and its size."""
 
+def least_bottleneck(
+    stage_ms: Floats, table_of: list[int], deadline: float = ...
+) -> list[int]:
+    """The ends of stages with the least bottleneck, each by its table; none if all are infinite."""
+
+def split_level(
+    one_stage_ms: Floats, last_stage_ms: Floats, num_starts: int, deadline: float = ...
+) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
+    """[units, first, end]: the least bottleneck, the last cut, and the units behind it."""
+
 def place_groups(
     work_ms: Floats,
     round_trip_bytes: Floats,

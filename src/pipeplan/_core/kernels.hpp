@@ -39,6 +39,22 @@ struct LeastSum {
 LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms,
                    Control& control);
 
+// Where stages end whose largest time is the least, each by its table; empty if every cut has an
+// infinite time.
+std::vector<int> least_bottleneck(const StageTimes& times, const std::vector<int>& table_of,
+                                  Control& control);
+
+// Ranges of layers, divided over 1 to m units. Every array is [units][first layer][end].
+struct SplitLevel {
+    std::vector<double> best_ms;
+    std::vector<int> cut;     // where the last stage begins; -1 if there is only one
+    std::vector<int> behind;  // the units of the last stage
+};
+// Ranges that begin at the first `num_starts` layers. The times of a range as the only stage, and as the
+// last of several.
+SplitLevel split_level(const StageTimes& one_stage, const StageTimes& last_stage, int num_starts,
+                       Control& control);
+
 // What a design that knows hosts, but no single links, plans with.
 struct PlacementCosts {
     int num_layers;
