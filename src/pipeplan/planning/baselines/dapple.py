@@ -59,7 +59,7 @@ def split_dapple(cost: CostModel, view: ClusterView, num_microbatches: int) -> S
         whole = (Stage(layers=range(num_layers), devices=view.ranks),)
         return _judge(cost, view, whole, num_microbatches)
     best = _best_of_two(cost, view, num_microbatches)
-    for stages in _candidates(cost, view):
+    for stages in dict.fromkeys(_candidates(cost, view)):
         split = _judge(cost, view, stages, num_microbatches)
         if split.objective_ms < best.objective_ms:
             best = split
