@@ -244,9 +244,7 @@ def least_sum(
 ) -> tuple[float, list[int], list[int]]:
     """The least sum of stage times; for each stage the end of its layers, and its size."""
 
-def least_bottleneck(
-    stage_ms: Floats, table_of: list[int], deadline: float = ...
-) -> list[int]:
+def least_bottleneck(stage_ms: Floats, table_of: list[int], deadline: float = ...) -> list[int]:
     """The ends of stages with the least bottleneck, each by its table; none if all are infinite."""
 
 def split_level(

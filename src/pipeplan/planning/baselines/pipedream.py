@@ -101,7 +101,9 @@ def split_pipedream(cost: CostModel) -> Split:
             )
             for inner in inner_parts
         ]
-    return Split(stages=tuple(stages), objective_ms=float(top.best_ms_mLL[units - 1, 0, num_layers]))
+    return Split(
+        stages=tuple(stages), objective_ms=float(top.best_ms_mLL[units - 1, 0, num_layers])
+    )
 
 
 def _solve_level(
