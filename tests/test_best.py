@@ -423,6 +423,7 @@ class TestBest:
             lambda: _core.partition(instance, 40, np.inf, 2, 0.0),
             lambda: _core.min_cut(np.ones((300, 300)), 0.0),
             lambda: _core.least_sum(np.ones((1, 9, 9)), np.ones(1, np.int32), 4, np.inf, 0.0),
+            lambda: _core.place_groups(np.ones((9, 9)), np.ones(9), [[0, 1]], 1, 1, 1, 2, 0.0),
         ):
             with pytest.raises(_core.DeadlineError):
                 kernel()

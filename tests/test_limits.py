@@ -347,6 +347,18 @@ class TestConstraints:
         assert not cuts & {10, 20, 21, 22, 23}
         assert made.options["without"] == ["h0d7", "h1d0"]
 
+    def test_a_small_device_may_serve_the_first_and_the_last_stage(self):
+        """Stages in proportion to speed do not fit here; those in proportion to memory do."""
+        model, cluster = zoo.model("gpt2-xl"), zoo.cluster("mixed-hosts")
+        asked = {"first_on": "h2d0", "last_on": "h2d0", "stages": 3, "effort": 0.1, "positions": 2}
+        made = plan(model, cluster, 16, **asked)
+        assert len(made.stages) == 3
+        assert made.stages[0].devices == made.stages[-1].devices == (8,)
+        assert check(made).errors == ()
+        small = replace(cluster, devices=tuple(replace(d, memory_gb=12.0) for d in cluster.devices))
+        with pytest.raises(InfeasibleError, match="no plan with 3 stages was found"):
+            plan(model, small, 16, **asked)
+
     def test_tied_layers_stay_together(self):
         model = replace(even_model(6, 1, 1), microbatch_size=1)
         model = replace(model, tied=((model.layers[0].name, model.layers[3].name),))

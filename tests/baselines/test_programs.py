@@ -21,6 +21,7 @@ from pipeplan.planning.baselines.dapple import (
 from pipeplan.planning.baselines.pipedream import split_pipedream
 from pipeplan.planning.baselines.piper import split_piper
 from pipeplan.planning.baselines.view import view_cluster
+from plain_placements import PlacementProgram
 
 
 def random_cost(rng: random.Random, max_layers: int = 5, max_devices: int = 5) -> CostModel:
@@ -271,6 +272,25 @@ class TestDapple:
                     (s.layers.start, s.layers.stop, s.num_replicas // size) for s in found[groups]
                 ]
                 assert bottleneck(made) == pytest.approx(expected)
+
+    def test_kernel_equals_the_plain_program(self):
+        """On hosts of different sizes, with models of any length; equal to the last bit."""
+        num_found = 0
+        for seed in range(60):
+            rng = random.Random(seed)
+            sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+            groups = [
+                HostGroup(count=1, devices=size, bandwidth_gb_per_s=rng.uniform(1, 20))
+                for size in sizes
+            ]
+            cluster = expand_hosts("hosts", groups, between_hosts_gb_per_s=rng.uniform(0.2, 5))
+            cost = CostModel(random_model(rng, rng.randint(1, 12)), cluster)
+            view = view_cluster(cost)
+            asked = (rng.randint(1, 3), rng.randint(1, view.num_devices + 1))
+            found = least_bottleneck_splits(cost, view, *asked)
+            assert found == PlacementProgram(cost, view, *asked).solve()
+            num_found += len(found)
+        assert num_found > 100
 
     def test_no_split_in_two_has_less_latency(self):
         for seed in range(40):

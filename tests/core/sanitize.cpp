@@ -115,6 +115,10 @@ void run_problem(unsigned seed) {
     const std::vector<double> times = problem.numbers(2 * row * row, 1);
     const int counts[2] = {1, 1 + problem.below(3)};
     least_sum({2, in.num_layers, times.data()}, counts, in.num_devices, problem.number(10), control);
+    std::vector<std::vector<int>> hosts{{0, 1}, {2, 3, 4}, {5, 6, 7}};
+    hosts.resize(1 + problem.below(3));
+    place_groups({in.num_layers, times.data(), times.data(), 1.0, 0.5}, hosts, 1 + problem.below(2),
+                 2 + problem.below(6), control);
 }
 
 // A chain that goes down the groups and up, with little room and all-reduces in parts.

@@ -100,6 +100,11 @@ def fuzz_once(rng) -> None:
         lambda: _core.least_sum(
             wrong_floats(rng, wrong_shape(rng, 3, L + 1, L + 1)), sizes, D, limit_ms
         ),
+        lambda: _core.place_groups(
+            wrong_floats(rng, wrong_shape(rng, L + 1, L + 1)), wrong_floats(rng, (L + 1,)),
+            [[0] * int(number(1, 2, 0)), [1, 2]], limit_ms, float(number(1, 0, np.nan)),
+            int(number(1, 2, 0, -1)), int(number(2, 3, 0, 40000)),
+        ),
         lambda: _core.partition(made, int(number(1, 2, 0, -1, 99)), limit_ms, threads),
         lambda: _core.plan_on_order(made, sizes, capacity, limit_ms, int(number(0, -1)), threads),
         lambda: _core.plan_on_sets(

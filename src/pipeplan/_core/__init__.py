@@ -27,10 +27,12 @@ from pipeplan._core._kernels import (
     group_rate_changes,
     group_time,
     judge_plan,
+    least_bottleneck,
     least_sum,
     local_search,
     min_cut,
     partition,
+    place_groups,
     plan_bound,
     plan_on_order,
     plan_on_sets,
@@ -46,6 +48,7 @@ from pipeplan._core._kernels import (
     run_schedule,
     schedule_chain,
     search_chains,
+    split_level,
 )
 
 __all__ = [
@@ -70,10 +73,12 @@ __all__ = [
     "group_rate_changes",
     "group_time",
     "judge_plan",
+    "least_bottleneck",
     "least_sum",
     "local_search",
     "min_cut",
     "partition",
+    "place_groups",
     "plan_bound",
     "plan_on_order",
     "plan_on_sets",
@@ -89,4 +94,5 @@ __all__ = [
     "run_schedule",
     "schedule_chain",
     "search_chains",
+    "split_level",
 ]

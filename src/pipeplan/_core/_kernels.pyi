@@ -244,6 +244,26 @@ def least_sum(
 ) -> tuple[float, list[int], list[int]]:
     """The least sum of stage times; for each stage the end of its layers, and its size."""
 
+def least_bottleneck(stage_ms: Floats, table_of: list[int], deadline: float = ...) -> list[int]:
+    """The ends of stages with the least bottleneck, each by its table; none if all are infinite."""
+
+def split_level(
+    one_stage_ms: Floats, last_stage_ms: Floats, num_starts: int, deadline: float = ...
+) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
+    """[units, first, end]: the least bottleneck, the last cut, and the units behind it."""
+
+def place_groups(
+    work_ms: Floats,
+    round_trip_bytes: Floats,
+    hosts: list[list[int]],
+    inside_bytes_per_ms: float,
+    between_bytes_per_ms: float,
+    group_size: int,
+    max_groups: int,
+    deadline: float = ...,
+) -> list[tuple[int, list[int], list[list[int]]]]:
+    """Numbers of groups, and for each the ends of layers and the devices of its stages."""
+
 def partition(
     instance: Instance, max_stages: int, limit_ms: float, num_threads: int, deadline: float = ...
 ) -> list[tuple[float, PlacedPlan]]:

@@ -218,6 +218,61 @@ nb::tuple py_least_sum(Cube stage_ms, Ints sizes, int num_devices, double limit_
     return nb::make_tuple(found.sum_ms, nb::cast(found.end_layer), nb::cast(found.size));
 }
 
+// Tables of the times of all ranges of layers.
+StageTimes stage_times(const Cube& stage_ms) {
+    const std::size_t K = stage_ms.shape(0), X = stage_ms.shape(1);
+    require(K >= 1 && K <= 32766 && stage_ms.shape(2) == X && X >= 2 && X <= 1'000'000,
+            "stage_ms: squares >= 2");
+    return {static_cast<int>(K), static_cast<int>(X) - 1, stage_ms.data()};
+}
+
+std::vector<int> py_least_bottleneck(Cube stage_ms, const std::vector<int>& table_of, double deadline) {
+    const StageTimes times = stage_times(stage_ms);
+    require(!table_of.empty(), "table_of: has no stage");
+    for (const int table : table_of)
+        require(table >= 0 && table < times.num_sizes, "table_of: there is no such table");
+    return run_kernel(deadline, [&](Control& control) { return least_bottleneck(times, table_of, control); });
+}
+
+nb::tuple py_split_level(Cube one_stage_ms, Cube last_stage_ms, int num_starts, double deadline) {
+    const StageTimes one = stage_times(one_stage_ms), last = stage_times(last_stage_ms);
+    require(one.num_sizes == last.num_sizes && one.num_layers == last.num_layers,
+            "last_stage_ms: is not as large as one_stage_ms");
+    require(num_starts >= 1 && num_starts <= one.num_layers, "num_starts: is not within 1..layers");
+    SplitLevel level = run_kernel(
+        deadline, [&](Control& control) { return split_level(one, last, num_starts, control); });
+    const std::size_t K = one.num_sizes, N = num_starts, X = one_stage_ms.shape(1);
+    return nb::make_tuple(to_numpy(std::move(level.best_ms), {K, N, X}),
+                          to_numpy(std::move(level.cut), {K, N, X}),
+                          to_numpy(std::move(level.behind), {K, N, X}));
+}
+
+nb::list py_place_groups(Matrix work_ms, Vector round_trip_bytes,
+                         const std::vector<std::vector<int>>& hosts, double inside_bytes_per_ms,
+                         double between_bytes_per_ms, int group_size, int max_groups,
+                         double deadline) {
+    const std::size_t X = work_ms.shape(0);
+    require(X >= 2 && X <= 32767 && work_ms.shape(1) == X, "work_ms: a square matrix >= 2");
+    require(round_trip_bytes.shape(0) == X, "round_trip_bytes: one for each row of work_ms");
+    require(inside_bytes_per_ms > 0 && between_bytes_per_ms > 0, "bytes_per_ms: are above 0");
+    require(group_size >= 1 && group_size <= 32766, "group_size: is not within 1..32766");
+    require(max_groups >= 1 && max_groups <= 32766, "max_groups: is not within 1..32766");
+    std::size_t before = 1;
+    for (const std::vector<int>& host : hosts) {
+        require(host.size() >= before && host.size() <= 32766, "hosts: their sizes do not rise from 1");
+        before = host.size();
+    }
+    const PlacementCosts costs{static_cast<int>(X) - 1, work_ms.data(), round_trip_bytes.data(),
+                               inside_bytes_per_ms, between_bytes_per_ms};
+    const std::vector<PlacedGroups> found = run_kernel(deadline, [&](Control& control) {
+        return place_groups(costs, hosts, group_size, max_groups, control);
+    });
+    nb::list plans;
+    for (const PlacedGroups& plan : found)
+        plans.append(nb::make_tuple(plan.num_groups, nb::cast(plan.end_layer), nb::cast(plan.devices)));
+    return plans;
+}
+
 std::vector<int> rising_sizes(const Instance& instance, const Ints& sizes) {
     const std::vector<int> result = to_vector(sizes);
     require(!result.empty() && result.front() >= 1 && result.back() <= instance.num_devices,
@@ -459,6 +514,12 @@ NB_MODULE(_kernels, m) {
           "num_deadlines"_a, "deadline"_a = never);
     m.def("min_cut", &py_min_cut, "weights"_a, "deadline"_a = never);
     m.def("least_sum", &py_least_sum, "stage_ms"_a, "sizes"_a, "num_devices"_a, "limit_ms"_a,
+          "deadline"_a = never);
+    m.def("least_bottleneck", &py_least_bottleneck, "stage_ms"_a, "table_of"_a, "deadline"_a = never);
+    m.def("split_level", &py_split_level, "one_stage_ms"_a, "last_stage_ms"_a, "num_starts"_a,
+          "deadline"_a = never);
+    m.def("place_groups", &py_place_groups, "work_ms"_a, "round_trip_bytes"_a, "hosts"_a,
+          "inside_bytes_per_ms"_a, "between_bytes_per_ms"_a, "group_size"_a, "max_groups"_a,
           "deadline"_a = never);
     m.def("partition", &py_partition, "instance"_a, "max_stages"_a, "limit_ms"_a, "num_threads"_a,
           "deadline"_a = never);

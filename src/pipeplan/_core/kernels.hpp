@@ -39,6 +39,43 @@ struct LeastSum {
 LeastSum least_sum(const StageTimes& times, const int* sizes, int num_devices, double limit_ms,
                    Control& control);
 
+// Where stages end whose largest time is the least, each by its table; empty if every cut has an
+// infinite time.
+std::vector<int> least_bottleneck(const StageTimes& times, const std::vector<int>& table_of,
+                                  Control& control);
+
+// Ranges of layers, divided over 1 to m units. Every array is [units][first layer][end].
+struct SplitLevel {
+    std::vector<double> best_ms;
+    std::vector<int> cut;     // where the last stage begins; -1 if there is only one
+    std::vector<int> behind;  // the units of the last stage
+};
+// Ranges that begin at the first `num_starts` layers. The times of a range as the only stage, and as the
+// last of several.
+SplitLevel split_level(const StageTimes& one_stage, const StageTimes& last_stage, int num_starts,
+                       Control& control);
+
+// What a design that knows hosts, but no single links, plans with.
+struct PlacementCosts {
+    int num_layers;
+    const double* work_ms;           // [first layer][one past the last layer]; layers + 1 values each
+    const double* round_trip_bytes;  // [layers + 1], of a cut before each layer
+    double inside_bytes_per_ms;      // within a host
+    double between_bytes_per_ms;
+};
+
+// Stages on this many groups.
+struct PlacedGroups {
+    int num_groups;
+    std::vector<int> end_layer;             // [stages]
+    std::vector<std::vector<int>> devices;  // [stages]
+};
+// For each number of groups from 2 to max_groups the stages with the least bottleneck, if there are any.
+// Each stage has whole groups of group_size devices. The hosts have rising numbers of devices.
+std::vector<PlacedGroups> place_groups(const PlacementCosts& costs,
+                                       const std::vector<std::vector<int>>& hosts, int group_size,
+                                       int max_groups, Control& control);
+
 struct Partition {
     double bottleneck_ms;
     PlacedPlan plan;

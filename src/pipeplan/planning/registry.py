@@ -81,11 +81,13 @@ def _plan_families(problem: Problem, published: "_PublishedPlans") -> Draft:
     draft = plan_chains(problem, one_stage_of, [BASELINES[name] for name in GROUP_BASELINES])
     if draft is not None:
         return draft
-    if problem.limits.min_stages > problem.cluster.num_devices:
+    try:
+        require_positions(problem.limits, problem.cluster, 1)
+    except InfeasibleError:  # says what to do where several stages a device are not allowed
         raise InfeasibleError(
             f"stages: no plan with {problem.limits.min_stages} stages was found that keeps the"
             " limits; ask for fewer"
-        )
+        ) from None
     raise failed[0]
 
 

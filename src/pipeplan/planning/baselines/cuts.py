@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeplan import _core
 from pipeplan.cost import Floats
 from pipeplan.pipeline import Stage
 from pipeplan.planning.baselines.view import range_sums
@@ -29,8 +30,7 @@ def even_ends(num_layers: int, num_stages: int) -> list[int]:
 
 def balanced_ends(work_ms_L: Floats, num_stages: int) -> list[int]:
     """Where the stages end whose largest sum of work is the smallest possible."""
-    work_ms_LL = range_sums(work_ms_L)
-    return least_bottleneck_ends([work_ms_LL] * num_stages)
+    return _core.least_bottleneck(range_sums(work_ms_L)[None], [0] * num_stages)
 
 
 def least_bottleneck_ends(stage_ms_SLL: Sequence[Floats]) -> list[int]:
@@ -38,26 +38,8 @@ def least_bottleneck_ends(stage_ms_SLL: Sequence[Floats]) -> list[int]:
 
     Entry [i, j] of the n-th array is the time of stage n with layers i..j-1, or infinite if this is
     not allowed. Every stage has at least one layer. Empty if no cut is allowed.
-
-    Complexity: O(S L^2).
     """
-    num_layers = len(stage_ms_SLL[0]) - 1
-    size = num_layers + 1
-    no_layer = np.tril(np.ones((size, size), dtype=bool))
-    best_ms = np.full(size, np.inf)
-    best_ms[0] = 0.0
-    choices = []
-    for stage_ms_LL in stage_ms_SLL:
-        # [i, j]: the earlier stages end at i, this one at j
-        total_ms = np.where(no_layer, np.inf, np.maximum(best_ms[:, None], stage_ms_LL))
-        choices.append(total_ms.argmin(axis=0))
-        best_ms = total_ms.min(axis=0)
-    if not np.isfinite(best_ms[num_layers]):
-        return []
-    ends = [num_layers]
-    for choice in reversed(choices[1:]):
-        ends.append(int(choice[ends[-1]]))
-    return ends[::-1]
+    return _core.least_bottleneck(np.stack(stage_ms_SLL), list(range(len(stage_ms_SLL))))
 
 
 def stages_from_ends(ends: Sequence[int], devices: Sequence[Sequence[int]]) -> list[Stage]:

@@ -25,11 +25,10 @@ Complexity: O(L^2) for each reachable occupation of hosts, number of groups and 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeplan import _core
 from pipeplan.cost import CostModel, Floats, prefix_sums
 from pipeplan.pipeline import Stage
 from pipeplan.planning.baselines.cuts import Split, balanced_ends, stages_from_ends
@@ -60,7 +59,7 @@ def split_dapple(cost: CostModel, view: ClusterView, num_microbatches: int) -> S
         whole = (Stage(layers=range(num_layers), devices=view.ranks),)
         return _judge(cost, view, whole, num_microbatches)
     best = _best_of_two(cost, view, num_microbatches)
-    for stages in _candidates(cost, view):
+    for stages in dict.fromkeys(_candidates(cost, view)):
         split = _judge(cost, view, stages, num_microbatches)
         if split.objective_ms < best.objective_ms:
             best = split
@@ -103,8 +102,16 @@ def least_bottleneck_splits(
     cost: CostModel, view: ClusterView, group_size: int, max_groups: int
 ) -> dict[int, tuple[Stage, ...]]:
     """Candidate 1: for each number of groups used the stages with the least bottleneck."""
-    program = _PlacementProgram(cost, view, group_size, max_groups)
-    return program.solve()
+    found = _core.place_groups(
+        range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed,
+        2 * np.concatenate(([0.0], cost.output_bytes_L)),
+        sorted((list(host) for host in view.hosts), key=len),
+        view.inside_bytes_per_ms,
+        view.between_bytes_per_ms,
+        group_size,
+        max_groups,
+    )
+    return {used: tuple(stages_from_ends(ends, devices)) for used, ends, devices in found}
 
 
 def _candidates(cost: CostModel, view: ClusterView) -> Iterator[tuple[Stage, ...]]:
@@ -124,174 +131,6 @@ def _candidates(cost: CostModel, view: ClusterView) -> Iterator[tuple[Stage, ...
         if within:
             found = least_bottleneck_splits(cost, view, size, max(within))
             yield from (found[i] for i in within if i in found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrival:
-    """How the last stage of a state was placed."""
-
-    before: Counts
-    """The state that it was added to."""
-    added: Counts
-    """Its devices on each host, in the order of the new state's hosts."""
-    order: tuple[int, ...]
-    """For each host of the new state its index in the old state."""
-
-
-class _PlacementProgram:
-    """The dynamic program over layers, groups and the occupation of hosts.
-
-    A state is the number of free devices on each host, sorted: equally full hosts are equal. The
-    front is the stages so far. For each state and each end of the front, the program keeps the
-    least bottleneck and the placement of the last stage.
-    """
-
-    def __init__(
-        self, cost: CostModel, view: ClusterView, group_size: int, max_groups: int
-    ) -> None:
-        self._view = view
-        self._group_size = group_size
-        self._max_groups = max_groups
-        self._compute_ms_LL = range_sums(cost.forward_ms_L + cost.backward_ms_L) / view.speed
-        self._no_layer = np.tril(np.ones(self._compute_ms_LL.shape, dtype=bool))
-        self._ends = np.arange(len(self._compute_ms_LL))
-        self._stage_ms_LL: dict[int, Floats] = {}
-        self._rates: dict[tuple[Counts, Counts], float] = {}
-        self._round_trip_bytes = 2 * np.concatenate(([0.0], cost.output_bytes_L))
-        self._host_order = sorted(range(len(view.hosts)), key=lambda h: (len(view.hosts[h]), h))
-        self._start = tuple(len(view.hosts[h]) for h in self._host_order)
-        self._best_ms: dict[Counts, Floats] = {}
-        self._arrival: dict[Counts, list[_Arrival]] = {}
-        self._last: dict[Counts, NDArray[np.int64]] = {}
-        self._cut: dict[Counts, NDArray[np.int64]] = {}
-
-    def solve(self) -> dict[int, tuple[Stage, ...]]:
-        """For each number of groups the best stages, if there are any."""
-        size = len(self._compute_ms_LL)
-        origin = np.full(size, np.inf)
-        origin[0] = 0.0
-        self._best_ms[self._start] = origin
-        # For each number of groups used, the states reached. A dict keeps their order.
-        states: list[dict[Counts, None]] = [{} for _ in range(self._max_groups + 1)]
-        states[0][self._start] = None
-        for used in range(self._max_groups):
-            for state in states[used]:
-                if not np.isfinite(self._best_ms[state]).any():  # more stages than layers
-                    continue
-                arrivals = [
-                    (groups, arrival)
-                    for groups in range(1, self._max_groups - used + 1)
-                    for arrival in self._placements(state, groups * self._group_size)
-                ]
-                for groups, target in self._extend(state, arrivals):
-                    states[used + groups][target] = None
-        found = {}
-        for used in range(2, self._max_groups + 1):
-            ends = [(float(self._best_ms[state][-1]), state) for state in states[used]]
-            if ends and min(ends)[0] < np.inf:
-                found[used] = self._stages(min(ends)[1])
-        return found
-
-    def _placements(self, free: Counts, wanted: int) -> Iterator[_Arrival]:
-        """The three placements of `wanted` devices, without repetitions."""
-        if wanted > sum(free):
-            return
-        hosts = range(len(free))
-        # Hosts are sorted by capacity first, so the list of capacities never changes.
-        capacity = self._start
-        fresh = [h for h in hosts if free[h] == capacity[h]]
-        partly = [h for h in hosts if 0 < free[h] < capacity[h]]
-        seen = set()
-        for added in (
-            _fill(free, fresh + partly, wanted),
-            _fill(free, partly + fresh, wanted),
-            _scatter(free, wanted),
-        ):
-            if added in seen:
-                continue
-            seen.add(added)
-            left = [free[h] - added[h] for h in hosts]
-            order = tuple(sorted(hosts, key=lambda h: (capacity[h], left[h], h)))
-            yield _Arrival(before=free, added=tuple(added[h] for h in order), order=order)
-
-    def _extend(
-        self, state: Counts, arrivals: Sequence[tuple[int, _Arrival]]
-    ) -> Iterator[tuple[int, Counts]]:
-        """Append one stage to every front of the state; gives its groups and the new state."""
-        if not arrivals:
-            return
-        for groups, arrival in arrivals:
-            total_ms = np.maximum(self._front_ms(state, arrival), self._stage_times(groups))
-            where = total_ms.argmin(axis=1)
-            value = total_ms[self._ends, where]
-            target = tuple(
-                state[h] - added for h, added in zip(arrival.order, arrival.added, strict=True)
-            )
-            self._take(target, arrival, where, value)
-            yield groups, target
-
-    def _front_ms(self, state: Counts, arrival: _Arrival) -> Floats:
-        """For each end of the front its bottleneck, with the transfer to the stage behind it."""
-        if state == self._start:
-            return self._best_ms[state]
-        # The stages before and behind, both in the order of the hosts of this state.
-        back_at = {old: new for new, old in enumerate(arrival.order)}
-        receivers = tuple(arrival.added[back_at[h]] for h in range(len(state)))
-        rates = np.array([self._ms_per_byte(last, receivers) for last in self._arrival[state]])
-        transfer_ms = self._round_trip_bytes * rates[self._last[state]]
-        front_ms: Floats = np.maximum(self._best_ms[state], transfer_ms)
-        return front_ms
-
-    def _take(
-        self, target: Counts, arrival: _Arrival, where: NDArray[np.int64], value: Floats
-    ) -> None:
-        """Keep the fronts that are better than those known in the state."""
-        if target not in self._best_ms:
-            self._best_ms[target] = np.full(len(where), np.inf)
-            self._arrival[target] = []
-            self._last[target] = np.zeros(len(where), dtype=np.int64)
-            self._cut[target] = np.zeros(len(where), dtype=np.int64)
-        better = value < self._best_ms[target]
-        if better.any():
-            self._best_ms[target][better] = value[better]
-            self._last[target][better] = len(self._arrival[target])
-            self._cut[target][better] = where[better]
-            self._arrival[target].append(arrival)
-
-    def _stage_times(self, groups: int) -> Floats:
-        """[j, i]: the time of layers i..j-1 on so many groups; infinite without a layer."""
-        if groups not in self._stage_ms_LL:
-            stage_ms_LL = self._compute_ms_LL / (groups * self._group_size)
-            by_end = np.where(self._no_layer, np.inf, stage_ms_LL).T
-            self._stage_ms_LL[groups] = np.ascontiguousarray(by_end)
-        return self._stage_ms_LL[groups]
-
-    def _ms_per_byte(self, front: _Arrival, receivers: Counts) -> float:
-        """Milliseconds for a byte from the last stage of a front to the stage appended to it."""
-        key = (front.added, receivers)
-        if key not in self._rates:
-            self._rates[key] = _ms_per_byte(self._view, *key)
-        return self._rates[key]
-
-    def _stages(self, state: Counts) -> tuple[Stage, ...]:
-        """The stages of a state: back through the arrivals, then devices for stage after stage."""
-        end = len(self._compute_ms_LL) - 1
-        steps: list[tuple[int, int, _Arrival]] = []
-        while state != self._start:
-            arrival = self._arrival[state][int(self._last[state][end])]
-            start = int(self._cut[state][end])
-            steps.insert(0, (start, end, arrival))
-            state, end = arrival.before, start
-        hosts = [list(self._view.hosts[h]) for h in self._host_order]
-        stages = []
-        for start, end, arrival in steps:
-            hosts = [hosts[h] for h in arrival.order]
-            devices: list[int] = []
-            for host, count in zip(hosts, arrival.added, strict=True):
-                devices += host[:count]
-                del host[:count]
-            stages.append(Stage(layers=range(start, end), devices=tuple(devices)))
-        return tuple(stages)
 
 
 def _fill(free: Counts, order: Sequence[int], wanted: int) -> Counts:
@@ -363,33 +202,33 @@ def _judge(
 
 def _best_of_two(cost: CostModel, view: ClusterView, num_microbatches: int) -> Split:
     """Candidate 3: every cut, every number of devices for the first stage, filled or scattered."""
-    num_layers, num_devices = len(cost.forward_ms_L), view.num_devices
-    cuts = np.arange(1, num_layers)
-    sums = [
-        prefix_sums(values)
-        for values in (cost.forward_ms_L, cost.backward_ms_L, cost.parameter_bytes_L)
+    num_layers, free = len(cost.forward_ms_L), tuple(len(host) for host in view.hosts)
+    fronts = [
+        front
+        for ahead in range(1, view.num_devices)
+        for front in dict.fromkeys((_fill(free, range(len(free)), ahead), _scatter(free, ahead)))
     ]
-    best_cut, best_front, best_ms = 0, tuple[int, ...](), np.inf
-    free = tuple(len(host) for host in view.hosts)
-    for ahead in range(1, num_devices):
-        for front in dict.fromkeys((_fill(free, range(len(free)), ahead), _scatter(free, ahead))):
-            behind = tuple(f - a for f, a in zip(free, front, strict=True))
-            sent_ms = cost.output_bytes_L[:-1] * _ms_per_byte(view, front, behind)
-            columns: list[Floats] = []
-            for total, (first, second) in zip(
-                sums,
-                [(1 / (ahead * view.speed), 1 / ((num_devices - ahead) * view.speed))] * 2
-                + [(_reduce_ms_per_byte(view, front), _reduce_ms_per_byte(view, behind))],
-                strict=True,
-            ):
-                middle = sent_ms if len(columns) < 2 else np.zeros(len(cuts))
-                before, after = total[cuts] * first, (total[-1] - total[cuts]) * second
-                columns.append(np.stack([before, middle, after], axis=1))
-            latency = pipeline_latency_ms(columns[0], columns[1], columns[2], num_microbatches)
-            where = int(latency.argmin())
-            if latency[where] < best_ms:
-                best_cut, best_front, best_ms = int(cuts[where]), front, float(latency[where])
-    chosen = [d for host, count in zip(view.hosts, best_front, strict=True) for d in host[:count]]
+    sides = [(front, tuple(np.subtract(free, front).tolist())) for front in fronts]
+    sent_ms = np.outer([_ms_per_byte(view, *pair) for pair in sides], cost.output_bytes_L[:-1])
+    shares = [[1 / (sum(side) * view.speed) for side in pair] for pair in sides]
+    rates = [[_reduce_ms_per_byte(view, side) for side in pair] for pair in sides]
+    columns = [
+        _two_stages(cost.forward_ms_L, shares, sent_ms),
+        _two_stages(cost.backward_ms_L, shares, sent_ms),
+        _two_stages(cost.parameter_bytes_L, rates, np.zeros_like(sent_ms)),
+    ]
+    latency_ms = pipeline_latency_ms(columns[0], columns[1], columns[2], num_microbatches)
+    where = int(latency_ms.argmin())
+    best, cut = divmod(where, num_layers - 1)
+    chosen = [d for host, count in zip(view.hosts, fronts[best], strict=True) for d in host[:count]]
     rest = [d for d in view.ranks if d not in set(chosen)]
-    stages = tuple(stages_from_ends([best_cut, num_layers], [chosen, rest]))
-    return Split(stages=stages, objective_ms=best_ms)
+    stages = tuple(stages_from_ends([cut + 1, num_layers], [chosen, rest]))
+    return Split(stages=stages, objective_ms=float(latency_ms[where]))
+
+
+def _two_stages(values_L: Floats, factors: Sequence[Sequence[float]], middle: Floats) -> Floats:
+    """For each pair of factors and each cut: before the cut, in the middle, and behind it."""
+    before = prefix_sums(values_L)
+    first, second = np.array(factors).T[:, :, None]
+    both = [before[1:-1] * first, middle, (before[-1] - before[1:-1]) * second]
+    return np.stack(both, axis=2).reshape(-1, 3)

@@ -21,12 +21,12 @@ Reference:
 Complexity: O(L^3 m^2) for the level of a host, O(L^2 m^2) for a level on top.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan import _core
 from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage
 from pipeplan.planning.baselines.cuts import Split
@@ -43,12 +43,12 @@ TRANSFER_VOLUME = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """The table of one level. Axes: L + 1 start and end layers, m = 0..units."""
+    """The table of one level. Axes: m - 1 for m = 1..units, start layers, L + 1 end layers."""
 
-    best_ms_LLm: Floats
-    split_LLm: NDArray[np.int64]
+    best_ms_mLL: Floats
+    cut_mLL: NDArray[np.int32]
     """k of the last split; -1 if there is only one stage."""
-    behind_LLm: NDArray[np.int64]
+    behind_mLL: NDArray[np.int32]
     """m' of the last split."""
 
 
@@ -75,13 +75,13 @@ def split_pipedream(cost: CostModel) -> Split:
     inside = 1 if len(view.hosts) == 1 else view.group_size
     units = view.num_devices // inside
     if inside == 1:
-        top = _solve_level(cost, compute_ms_LL, units, view.flat_bytes_per_ms, [0])
+        top = _solve_level(cost, compute_ms_LL, units, view.flat_bytes_per_ms, 1)
         parts = _parts(top, 0, num_layers, units)
     else:
-        every = range(num_layers)
-        host = _solve_level(cost, compute_ms_LL, inside, view.inside_bytes_per_ms, every)
-        inner_ms_LL = host.best_ms_LLm[:, :, inside]
-        top = _solve_level(cost, inner_ms_LL, units, view.between_bytes_per_ms, [0])
+        host = _solve_level(cost, compute_ms_LL, inside, view.inside_bytes_per_ms, num_layers)
+        inner_ms_LL = np.full_like(compute_ms_LL, np.inf)
+        inner_ms_LL[:num_layers] = host.best_ms_mLL[inside - 1]
+        top = _solve_level(cost, inner_ms_LL, units, view.between_bytes_per_ms, 1)
         parts = _parts(top, 0, num_layers, units)
     stages = []
     for part in parts:
@@ -101,7 +101,9 @@ def split_pipedream(cost: CostModel) -> Split:
             )
             for inner in inner_parts
         ]
-    return Split(stages=tuple(stages), objective_ms=float(top.best_ms_LLm[0, num_layers, units]))
+    return Split(
+        stages=tuple(stages), objective_ms=float(top.best_ms_mLL[units - 1, 0, num_layers])
+    )
 
 
 def _solve_level(
@@ -109,42 +111,31 @@ def _solve_level(
     compute_ms_LL: Floats,
     units: int,
     bytes_per_ms: float,
-    starts: Iterable[int],
+    num_starts: int,
 ) -> _Level:
-    """The table for every range of layers that begins at one of `starts`."""
+    """The table for every range of layers that begins at one of the first `num_starts`."""
     size = len(compute_ms_LL)
     parameter_bytes_LL = range_sums(cost.parameter_bytes_L)
     crossing_bytes = np.concatenate(([0.0], cost.output_bytes_L[:-1], [0.0]))  # [L + 1]
     no_layer = np.tril(np.ones((size, size), dtype=bool))
-    best = np.full((size, size, units + 1), np.inf)
-    split = np.full(best.shape, -1)
-    behind = np.zeros(best.shape, dtype=np.int64)
-    last_ms_LmL = np.empty((size, units + 1, size))  # [j, m', k]: the last stage is k..j-1
+    one_stage_ms = np.empty((units, size, size))
+    last_stage_ms = np.empty_like(one_stage_ms)
     for m in range(1, units + 1):
         sync_ms = SYNC_VOLUME * (m - 1) / m * parameter_bytes_LL / bytes_per_ms
-        best[:, :, m] = np.where(no_layer, np.inf, (compute_ms_LL + sync_ms) / m)
+        one_stage_ms[m - 1] = np.where(no_layer, np.inf, (compute_ms_LL + sync_ms) / m)
         transfer_ms = TRANSFER_VOLUME * crossing_bytes / (bytes_per_ms * m)
         either_end_ms = np.maximum(transfer_ms[:, None], transfer_ms[None, :])
-        last_ms_LmL[:, m, :] = np.maximum(best[:, :, m], either_end_ms).T
-    ends = np.arange(size)
-    for i in starts:
-        for m in range(2, units + 1):
-            front_ms_mL = best[i, :, m - 1 : 0 : -1].T  # [m' - 1, k]: all but m' units
-            total_ms = np.maximum(front_ms_mL, last_ms_LmL[:, 1:m]).reshape(size, -1)
-            where = total_ms.argmin(axis=1)
-            value = total_ms[ends, where]
-            better = value < best[i, :, m]
-            best[i, better, m] = value[better]
-            split[i, better, m] = where[better] % size
-            behind[i, better, m] = where[better] // size + 1
-    return _Level(best_ms_LLm=best, split_LLm=split, behind_LLm=behind)
+        last_stage_ms[m - 1] = np.maximum(one_stage_ms[m - 1], either_end_ms)
+    best, cut, behind = _core.split_level(one_stage_ms, last_stage_ms, num_starts)
+    return _Level(best_ms_mLL=best, cut_mLL=cut, behind_mLL=behind)
 
 
 def _parts(level: _Level, start: int, end: int, units: int) -> list[_Part]:
     """How the level splits layers start..end-1 over all its units, front to back."""
     parts: list[_Part] = []
     while True:
-        k, extra = int(level.split_LLm[start, end, units]), int(level.behind_LLm[start, end, units])
+        k = int(level.cut_mLL[units - 1, start, end])
+        extra = int(level.behind_mLL[units - 1, start, end])
         if k < 0:
             parts.append(_Part(start=start, end=end, first_unit=0, end_unit=units))
             return parts[::-1]

@@ -55,6 +55,7 @@ def _solve(cost: CostModel, view: ClusterView, num_microbatches: int, memory_byt
     table = _StageTimes(cost, view, num_microbatches, memory_bytes)
     best_ms = np.full((num_devices + 1, num_layers + 1), np.inf)  # [k, l]
     best_ms[0, num_layers] = 0.0
+    layers = np.arange(num_layers + 1)
     choice_j = np.zeros(best_ms.shape, dtype=np.int64)
     choice_d = np.zeros(best_ms.shape, dtype=np.int64)
     for k in range(1, num_devices + 1):
@@ -62,7 +63,7 @@ def _solve(cost: CostModel, view: ClusterView, num_microbatches: int, memory_byt
             stage_ms_LL = table.stage_ms(d, in_flight=-(-k // d))
             total_ms = np.maximum(stage_ms_LL, best_ms[k - d][None, :])
             where = total_ms.argmin(axis=1)
-            value = total_ms[np.arange(num_layers + 1), where]
+            value = total_ms[layers, where]
             better = value < best_ms[k]
             best_ms[k] = np.where(better, value, best_ms[k])
             choice_j[k] = np.where(better, where, choice_j[k])
@@ -111,22 +112,37 @@ class _StageTimes:
         self._num_microbatches = num_microbatches
         self._limited = bool(np.isfinite(memory_bytes))
         self._cache: dict[tuple[int, int], Floats] = {}
+        self._times: dict[int, tuple[Floats, Floats]] = {}
+        self._fitting: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_]]] = {}
 
     def stage_ms(self, d: int, in_flight: int) -> Floats:
         """[l, j]: the time of layers l..j-1 on d devices."""
         in_flight = min(in_flight, self._num_microbatches) if self._limited else 1
         key = (d, in_flight)
         if key not in self._cache:
+            times_ms, again_ms = self._on_devices(d)
+            if self._limited:
+                fits, fits_again = self._where_fits(in_flight)
+                again_ms = np.where(fits_again, again_ms, np.inf)
+                times_ms = np.where(fits, times_ms, again_ms)
+            self._cache[key] = times_ms
+        return self._cache[key]
+
+    def _on_devices(self, d: int) -> tuple[Floats, Floats]:
+        """The times on d devices, without and with recomputation, whether they fit or not."""
+        if d not in self._times:
             plain_ms = (self._compute_ms_LL + self._transfer_ms_LL) / d + self._sync_ms_LL * (
                 d - 1
             ) / d
             times_ms = np.where(self._no_layer, np.inf, plain_ms)
-            if self._limited:
-                again_ms = times_ms + self._forward_ms_LL / d
-                again_ms = np.where(self._fits_again(in_flight), again_ms, np.inf)
-                times_ms = np.where(self._fits(in_flight), times_ms, again_ms)
-            self._cache[key] = times_ms
-        return self._cache[key]
+            self._times[d] = times_ms, times_ms + self._forward_ms_LL / d
+        return self._times[d]
+
+    def _where_fits(self, in_flight: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where so many microbatches fit, without and with recomputation."""
+        if in_flight not in self._fitting:
+            self._fitting[in_flight] = self._fits(in_flight), self._fits_again(in_flight)
+        return self._fitting[in_flight]
 
     def needs_recompute(self, in_flight: int, start: int, end: int) -> bool:
         """Whether the stage fits into memory only with recomputation."""

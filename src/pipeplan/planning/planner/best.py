@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -88,9 +89,7 @@ def plan_best(
     except KeyboardInterrupt:
         if not search.incumbent.has_plan:
             raise
-        draft = search.draft()
-        notes = {**draft.notes, "interrupted": True}
-        raise SearchInterrupted(replace(draft, notes=notes)) from None
+        raise SearchInterrupted(search.draft(interrupted=True)) from None
     if not search.incumbent.has_plan:
         return fit_starts.draft_by_memory(search.problem, search.orders)
     return search.draft()
@@ -244,17 +243,9 @@ class _Search:
             unit,
         )
         for placed in plans:
-            self.offer(self._placed(placed, order, self.coarse.end_layer))
+            ends = self.coarse.end_layer
+            self.offer(placed_stages(placed, self.instance, order=order, end_layer=ends))
         return least_ms
-
-    def _placed(
-        self,
-        placed: _core.PlacedPlan,
-        order: Sequence[int] | None = None,
-        end_layer: Sequence[int] | None = None,
-    ) -> tuple[Stage, ...]:
-        """The stages of a kernel's plan, with their shares."""
-        return placed_stages(placed, self.instance, order=order, end_layer=end_layer)
 
     def offer_all(self, drafts: Iterable[Draft]) -> None:
         """Complete plans; not even made once the optimum is found."""
@@ -273,20 +264,30 @@ class _Search:
         if self.is_optimal or self.is_late or not (is_wanted and is_small):
             return
         problem.report("proving a lower bound")
-        limit_ms, deadline = self.incumbent.iteration_ms, problem.deadline
-        is_relaxed = settings.proves_relaxed(problem, self.num_devices, self.num_layers)
-        if is_relaxed and (buckets := bucket_sizes(self.num_devices, self.num_layers)):
-            arguments = (self.bounded, buckets, limit_ms, problem.num_threads, deadline)
+        proofs = [self._prove_relaxed, self._prove_on_sets_or_prices]
+        # Where memory counts, the relaxed bound is hardly ever met: 1 of 23 on two hosts.
+        if problem.limits_memory and self.plans_on_sets and not self.instance.has_equal_devices:
+            proofs.reverse()
+        for proof in (*proofs, self._prove_on_near_sets):
+            if not self.is_optimal:
+                proof()
+
+    def _prove_relaxed(self) -> None:
+        """All plans, by the numbers of devices alone."""
+        problem, buckets = self.problem, bucket_sizes(self.num_devices, self.num_layers)
+        if buckets and settings.proves_relaxed(problem, self.num_devices, self.num_layers):
+            known = (self.incumbent.iteration_ms, problem.num_threads, problem.deadline)
             points = settings.RELAXED_POINTS[self.shares_links and self.plans_on_sets]
-            self._raise_bound(relaxed_bound_ms(*arguments, points), "relaxed")
-        if not self.is_optimal and self.plans_on_sets:
+            self._raise_bound(relaxed_bound_ms(self.bounded, buckets, *known, points), "relaxed")
+
+    def _prove_on_sets_or_prices(self) -> None:
+        """All sets of devices, or a bound by their prices where any shares count."""
+        if self.plans_on_sets:
             self._prove_on_sets()
-        elif problem.any_shares:
-            known = (self.bound_ms, limit_ms, settings.PRICE_STEPS * problem.effort)
-            self._raise_bound(_core.price_bound(self.bounded, *known, deadline), "prices")
-        is_tiny = self.num_devices <= settings.MAX_NEAR_DEVICES and not self.plans_on_sets
-        if is_tiny and not self.is_optimal:
-            self._prove_on_near_sets()
+        elif self.problem.any_shares:
+            steps = settings.PRICE_STEPS * self.problem.effort
+            known = (self.bound_ms, self.incumbent.iteration_ms, steps, self.problem.deadline)
+            self._raise_bound(_core.price_bound(self.bounded, *known), "prices")
 
     def _prove_on_sets(self) -> None:
         """All sets of devices, then single plans; both may give a better plan as well."""
@@ -306,7 +307,9 @@ class _Search:
             self.incumbent.offer_placed(placed, self.problem.deadline)
 
     def _prove_on_near_sets(self) -> None:
-        """Small sets of devices, as far as the effort allows."""
+        """Small sets of devices, as far as the effort allows, where all of them are too many."""
+        if self.plans_on_sets or self.num_devices > settings.MAX_NEAR_DEVICES:
+            return
         near_ms, _, found = _core.prove_on_near_sets(
             self.bounded,
             SET_CAPACITY,
@@ -322,7 +325,8 @@ class _Search:
 
     def _offer_found(self, found: list[tuple[float, _core.PlacedPlan, Codes]]) -> None:
         for iteration_ms, placed, codes in found:
-            draft = Draft(stages=self._placed(placed), codes=codes, iteration_ms=iteration_ms)
+            stages = placed_stages(placed, self.instance)
+            draft = Draft(stages=stages, codes=codes, iteration_ms=iteration_ms)
             if self.cost.measured is None:
                 self.incumbent.offer_draft(draft, self.problem.deadline)
             else:  # the bound's times are too low
@@ -386,14 +390,11 @@ class _Search:
             order = fit_starts.order_of(stages, self.num_devices)
             self._plan_on_order(order, self.settings.steps[-1])
 
-    def draft(self) -> Draft:
+    def draft(self, **notes: Any) -> Draft:
         """The best plan with its certificate."""
         draft = self.incumbent.draft()
-        return replace(
-            draft,
-            bound=certificate(self.problem, self.bound_ms, draft.iteration_ms),
-            notes={"bound": self.bound_name},
-        )
+        bound = certificate(self.problem, self.bound_ms, draft.iteration_ms)
+        return replace(draft, bound=bound, notes={"bound": self.bound_name, **notes})
 
     def _raise_bound(self, bound_ms: float, name: str) -> None:
         if bound_ms > self.bound_ms:

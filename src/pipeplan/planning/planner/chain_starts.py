@@ -6,13 +6,14 @@ Groups are runs of a device order, equally large. The chain goes round them once
     interleaved   0 1 2 0 1 2         down and up   0 1 2 2 1 0
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from pipeplan import _core
-from pipeplan.cost import CostModel
+from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage, groups_of
 from pipeplan.planning.limits import Limits
 from pipeplan.planning.planner.device_orders import device_orders
@@ -31,8 +32,14 @@ def regular_chains(
     max_positions: int,
     is_split: bool,
     limits: Limits | None = None,
+    by_memory: bool = False,
 ) -> list[_core.ChainPlan]:
-    """Regular chains that begin and end on the devices asked for."""
+    """Regular chains that begin and end on the devices asked for.
+
+    Each stage has work in proportion to the speed of its devices, or, `by_memory`, bytes in
+    proportion to their memory.
+    """
+    even_ends = _ends_by_memory if by_memory else _even_ends
     plans: list[_core.ChainPlan] = []
     num_devices, num_layers = len(cost.speed_D), len(cost.forward_ms_L)
     orders = _orders(cost)
@@ -46,7 +53,7 @@ def regular_chains(
                 devices = [group[: cost.max_replicas] for group in devices]
             for group in _shapes(size, min(max_positions, MAX_ROUNDS), limits):
                 if len(group) <= num_layers:
-                    end_layer = _even_ends(cost, [devices[g] for g in group])
+                    end_layer = even_ends(cost, [devices[g] for g in group])
                     plans.append(
                         _core.ChainPlan(
                             model,
@@ -103,13 +110,32 @@ def _shapes(size: int, max_rounds: int, limits: Limits | None) -> Iterator[list[
 
 def _even_ends(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
     """One past the last layer of each stage, so that each takes about as long as the others."""
-    speeds = np.array([len(devices) * cost.speed_D[list(devices)].min() for devices in sets])
-    goals = np.cumsum(speeds / speeds.sum())
-    work_ms = (cost.forward_ms_L + cost.backward_ms_L).cumsum()
-    parts = work_ms / work_ms[-1] if work_ms[-1] > 0 else np.linspace(0, 1, len(work_ms))
+    speeds = [len(devices) * float(cost.speed_D[list(devices)].min()) for devices in sets]
+    return _ends_in_proportion(cost.forward_ms_L + cost.backward_ms_L, speeds)
+
+
+def _ends_by_memory(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
+    """The same, so that each fills about the same part of its memory.
+
+    Stages on the same devices share the memory. Activations of one microbatch count.
+    """
+    known = [device.memory_gb for device in cost.cluster.devices]
+    most = max((gb for gb in known if gb is not None), default=1.0)
+    memory_gb = [most if gb is None else gb for gb in known]
+    visits = Counter(map(tuple, sets))
+    rooms = [min(memory_gb[u] for u in devices) / visits[tuple(devices)] for devices in sets]
+    state = 1 + cost.model.optimizer_bytes_per_parameter_byte
+    return _ends_in_proportion(cost.parameter_bytes_L * state + cost.activation_bytes_L, rooms)
+
+
+def _ends_in_proportion(values_L: Floats, weights: Sequence[float]) -> list[int]:
+    shares = np.array(weights)
+    goals = np.cumsum(shares / shares.sum())
+    sums = values_L.cumsum()
+    parts = sums / sums[-1] if sums[-1] > 0 else np.linspace(0, 1, len(sums))
     ends: list[int] = []
     for n, goal in enumerate(goals[:-1]):
         end = int(np.abs(parts - goal).argmin()) + 1
         least = (ends[-1] if ends else 0) + 1
-        ends.append(min(max(end, least), len(parts) - (len(sets) - 1 - n)))
+        ends.append(min(max(end, least), len(parts) - (len(weights) - 1 - n)))
     return [*ends, len(parts)]

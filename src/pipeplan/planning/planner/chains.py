@@ -221,15 +221,19 @@ class _ChainSearch:
         """
         kinds = (True, False) if self.is_split else (False,)
         if factor not in self._starts:
+            # While there is no plan at all, one that fits is the first thing to find.
+            ways = (False, True) if self.best is None and problem.limits_memory else (False,)
             made = [
                 chain
                 for is_split in kinds
+                for by_memory in ways
                 for chain in regular_chains(
                     model,
                     problem.cost,
                     max_positions=self.max_positions,
                     is_split=is_split,
                     limits=problem.limits,
+                    by_memory=by_memory,
                 )
             ]
             self._starts[factor] = _core.rank_chains(

@@ -55,6 +55,8 @@ class Incumbent:
     _tied: list[tuple[tuple[Stage, ...], str, Draft | None]] = field(default_factory=list)
     """Plans as fast as the best one."""
     _polished: set[tuple[Stage, ...]] = field(default_factory=set)
+    _as_shared: dict[Stage, Stage] = field(default_factory=dict)
+    """Stages, and the same with the shares that kernels give them; most come many times."""
     _refuted: set[tuple[Stage, ...]] = field(default_factory=set)
     """Where links are shared: stages whose bound shows that no schedule of them is the fastest."""
 
@@ -219,7 +221,11 @@ class Incumbent:
         """The stages with the shares that kernels give them, where these may differ."""
         if not (self.limits.whole_samples or self.instance.any_shares):
             return stages
-        return tuple(shared_stage(self.instance, stage) for stage in stages)
+        for stage in stages:
+            if stage not in self._as_shared:
+                shared = shared_stage(self.instance, stage)
+                self._as_shared[stage] = self._as_shared[shared] = shared
+        return tuple(self._as_shared[stage] for stage in stages)
 
     def _keeps_limits(self, draft: Draft) -> bool:
         """Whether a complete plan of somebody else keeps all limits as it is."""

@@ -61,7 +61,7 @@ def _stage(
     Devices with more samples come first; among equals the cluster's order counts.
     """
     shares = [1.0]
-    if instance is not None:
+    if instance is not None and len(devices) > 1:
         shares = instance.shares(devices, layers.start, layers.stop, mode)
     return stage_of_shares(layers, devices, shares, recompute=bool(mode & RECOMPUTES))
 
