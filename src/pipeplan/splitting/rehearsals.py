@@ -212,7 +212,8 @@ class Rehearsal:
         for tensor in tensors_in(values):
             may_be = may_be_input or self._last < 0
             changes = self._inputs.get(id(tensor), (-1, None))[0] if may_be else -1
-            if id(tensor) not in known and changes != count_changes(tensor):
+            is_given = not isinstance(tensor, _Token) and changes == count_changes(tensor)
+            if id(tensor) not in known and not is_given:
                 raise RuntimeMismatchError(
                     "model: its forward works by something else on what passes from"
                     f" {self._before} to {text}; {REMEDY}"
