@@ -4,6 +4,7 @@ import array
 import contextvars
 import itertools
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -383,3 +384,29 @@ def test_training_is_refused_in_the_step_that_goes_wrong(kind, step, text, tmp_p
     with Ranks(2, train_later, kind, str(tmp_path), stderr=said) as ranks:
         assert 0 not in ranks.wait(60)
     assert (tmp_path / "1").read_text().startswith(f"{step} {text}")
+
+
+# ------------------------------------------------------------------ what crosses a cut
+
+
+class Sends(Layer):
+    def forward(self, x):
+        numbers = OrderedDict(b=1, a=2)
+        return super().forward(x), x.shape, numbers, {1: x, 2: 0.5}
+
+
+class Takes(Layer):
+    def forward(self, given):
+        x, shape, numbers, table = given
+        numbers.move_to_end("b")
+        return super().forward(x) * (shape.numel() + numbers["b"]) + table[1] * table[2]
+
+
+def test_sizes_ordered_dicts_and_numbers_as_keys_cross_a_cut():
+    def subject():
+        torch.manual_seed(0)
+        return Subject(
+            nn.Sequential(Layer(), Sends(), Takes(), Layer()), F.mse_loss, *rows_of(0, 4)
+        )
+
+    assert find_refusal(subject, NAMES, [0, 2]) is None
