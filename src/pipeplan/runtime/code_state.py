@@ -40,14 +40,6 @@ class CodeState:
             or (variable.get() is not value and repr(variable.get()) != repr(value))
         ]
 
-    def moved(self) -> list[str]:
-        """Iterators that have moved on and cannot be put back."""
-        return [
-            f"variable {variable.name!r}: holds a {kind}"
-            for variable, _, contents in self._saved
-            for kind in contents.moved()
-        ]
-
     def restrict(self, variables: Iterable[Variable]) -> None:
         """Forget all others."""
         kept = {id(variable) for variable in variables}

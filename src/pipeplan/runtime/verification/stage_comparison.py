@@ -208,13 +208,15 @@ def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool,
         try:
             results = {}
             for trains in (True, False):
+                before = read_leaves(variables)
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
                 results[trains].keeps_state = state.of_modules.have_objects_changed() or bool(
                     state.of_code.changed()
                 )
+                results[trains].leaves_before = before
                 results[trains].leaves = read_leaves(variables)
-                _require_still([*state.of_modules.moved(model), *state.of_code.moved()])
+                _require_still(state.of_modules.moved(model))  # those of programs may be logs
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
