@@ -61,8 +61,7 @@ from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
 
-NUDGE = 0.05
-"""The size of the changes of constant parameters."""
+NUDGE = 0.05  # the size of the changes of constant parameters
 
 
 class WholeModelError(RuntimeMismatchError):
