@@ -60,6 +60,19 @@ class KeptState:
     of_modules: ModuleState
     of_code: CodeState
 
+    @classmethod
+    def now(
+        cls,
+        model: nn.Module,
+        functions: Iterable[Any],
+        only: tuple[list[nn.Module], list[Variable]] | None,
+    ) -> "KeptState":
+        """Of a model and its functions, or of these modules and variables `only`."""
+        if only is not None:
+            return cls(ModuleState(only[0]), CodeState(only[1]))
+        modules = list(model.modules())
+        return cls(ModuleState(modules), CodeState.of(modules, functions))
+
     def changed(self) -> tuple[list[nn.Module], list[Variable]]:
         """The modules and variables that have another state now."""
         return self.of_modules.changed(), self.of_code.changed()

@@ -21,7 +21,6 @@ model only while it runs (`held_model`).
 """
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +32,14 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.held_model import HeldModel
-from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
+from pipeplan.splitting.layout import (
+    BEFORE,
+    BEHIND,
+    Layout,
+    LayoutKind,
+    argument_names,
+    find_sides,
+)
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.rehearsals import Rehearsal
@@ -90,7 +96,6 @@ def cut_all(
 
 
 COLLECTING_OPTIONS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Options of Hugging Face's models that collect something of each layer."""
 
 
 class StageModule:
@@ -164,7 +169,7 @@ class _ChainStage(StageModule):
         model = held.model
         self._spreads_tuples = layout.kind is LayoutKind.NAMED
         self._calls = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
-        self._keywords = [_keywords(module) for module in self._calls]
+        self._keywords = [argument_names(module) for module in self._calls]
         self.needs_inputs = self.is_first or (self._spreads_tuples and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
@@ -396,13 +401,3 @@ class _Leave(BaseException):
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
-
-
-def _keywords(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's arguments."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
