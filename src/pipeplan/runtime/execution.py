@@ -80,7 +80,6 @@ class StageRunner:
         """Is called with the output and the targets of the next microbatch of the last stage."""
         self._extra: list[torch.Tensor] = []
         self._front: KeptState | None = None  # in front of the last forward
-        # What changes in a forward; None until the first one.
         self._changing: tuple[list[nn.Module], list[Variable]] | None = None
         self.extra_loss: torch.Tensor | None = None
         """What layers added to the loss in the last forward, times the rows' share of the batch.

@@ -32,14 +32,8 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.held_model import HeldModel
-from pipeplan.splitting.layout import (
-    BEFORE,
-    BEHIND,
-    Layout,
-    LayoutKind,
-    argument_names,
-    find_sides,
-)
+from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, argument_names
+from pipeplan.splitting.layout import find_sides as sides_of
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.rehearsals import Rehearsal
@@ -265,7 +259,7 @@ class _ListStage(StageModule):
 
     def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
         """Put stand-ins in the place of other stages' modules beside the list."""
-        for name, side in find_sides(self.model, layout.list_name).items():
+        for name, side in sides_of(self.model, layout.list_name).items():
             module = self.model.get_submodule(name)
             if isinstance(module, nn.Dropout):
                 # Models may use one dropout on both sides. A stage of neither side needs none.
