@@ -175,6 +175,65 @@ def random_plan(seed: int, preference: Preference | None = None) -> Plan:
     return _plan_of(rng, model, cluster, random_stages(rng, model, cluster), preference)
 
 
+def extreme_plan(seed: int) -> Plan:
+    """Numbers that differ by twelve orders of magnitude, on sets inside of sets."""
+    rng = random.Random(seed)
+    cluster, model = _extreme_cluster(rng), _extreme_model(rng)
+    return _plan_of(rng, model, cluster, random_stages(rng, model, cluster))
+
+
+def _extreme_cluster(rng: random.Random) -> Cluster:
+    def some_gb_per_s() -> float:
+        return rng.choice([1.0, *(10 ** rng.uniform(-digits, digits) for digits in (1, 3, 6))])
+
+    def some_us() -> float:
+        return rng.choice([0.0, 10 ** rng.uniform(-3, 4)])
+
+    everyone = range(rng.randint(2, 12))
+    num_hosts = max(1, len(everyone) // rng.choice([1, 2, 3]))
+    devices = tuple(Device(name=f"d{i}", host=f"h{rng.randrange(num_hosts)}") for i in everyone)
+    shared: list[SharedLink] = []
+    around = names = tuple(device.name for device in devices)
+    for i in range(rng.randint(1, 5)):
+        members = tuple(rng.sample(around, rng.randint(1, len(around))))
+        around = members if rng.random() < 0.6 else names
+        rates = some_gb_per_s(), rng.choice([None, some_gb_per_s()])
+        shared.append(
+            SharedLink(name=f"s{i}", members=members, gb_per_s=rates[0], in_gb_per_s=rates[1])
+        )
+    hosts = sorted({device.host for device in devices})
+    return Cluster(
+        name="extreme",
+        devices=devices,
+        bandwidth_gb_per_s=tuple(tuple(some_gb_per_s() for _ in everyone) for _ in everyone),
+        latency_us=rng.choice([0.0, tuple(tuple(some_us() for _ in everyone) for _ in everyone)]),
+        duplex=rng.choice(list(Duplex)),
+        uplink_gb_per_s=rng.choice([None, {host: some_gb_per_s() for host in hosts}]),
+        shared=tuple(shared),
+    )
+
+
+def _extreme_model(rng: random.Random) -> ModelProfile:
+    def some_bytes() -> float:
+        return rng.choice([0.0, 1.0, 10 ** rng.uniform(0, 12)])
+
+    def some_ms() -> float:
+        return rng.choice([0.0, 1.0, 10 ** rng.uniform(-6, 6)])
+
+    layers = [
+        LayerProfile(
+            name=str(i),
+            forward_ms=some_ms(),
+            backward_ms=some_ms(),
+            output_bytes=some_bytes(),
+            gradient_bytes=some_bytes(),
+            parameter_bytes=some_bytes(),
+        )
+        for i in range(rng.randint(1, 9))
+    ]
+    return ModelProfile(name="extreme", microbatch_size=8, layers=tuple(layers))
+
+
 def _plan_of(
     rng: random.Random,
     model: ModelProfile,

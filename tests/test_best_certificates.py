@@ -217,12 +217,13 @@ class TestBest:
         searched, targets = [], []
         real = _core.local_search
 
-        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline, known_ms, heat):
+        def spy(instance, starts, seed, budget, target_ms, num_threads, deadline, known_ms, *rest):
             searched.append((budget, deadline))
             targets.append(target_ms)
             budget = min(budget, 1e5)
-            limits = {"known_ms": known_ms, "hottest": heat}
-            return real(instance, starts, seed, budget, target_ms, num_threads, **limits)
+            return real(
+                instance, starts, seed, budget, target_ms, num_threads, math.inf, known_ms, *rest
+            )
 
         monkeypatch.setattr(_core, "local_search", spy)
         problem = open_problem()

@@ -15,7 +15,7 @@ from pipeplan.plain_flows import longest_times, replay_flows
 from pipeplan.profile import LayerProfile, ModelProfile
 from pipeplan.schedules import run_pe, schedule_guarantee_ms
 from pipeplan.simulator import Preference, run_plan, timeline_of
-from shared_plans import half_symmetric_plan, random_plan, symmetric_plan
+from shared_plans import extreme_plan, half_symmetric_plan, random_plan, symmetric_plan
 
 COUNTS = [pytest.param(250, id="some"), pytest.param(6000, id="many", marks=pytest.mark.full)]
 ALIKE = {"rel": 1e-9, "abs": 1e-9}
@@ -23,6 +23,7 @@ PLANS = [
     pytest.param(random_plan, id="any"),
     pytest.param(symmetric_plan, id="symmetric"),
     pytest.param(half_symmetric_plan, id="half symmetric"),
+    pytest.param(extreme_plan, id="extreme"),
 ]
 
 
@@ -108,10 +109,12 @@ def judge_simulator(plan: Plan) -> None:
             require_fair(flows, capacity.__getitem__)
     assert not under_way
     num_lanes = 2 * (len(plan.stages) - 1)
-    for group, (transfer, _, _, num_bytes, _) in enumerate(groups):
+    instant_ms = 1e-9 + 1e-15 * max(times, default=0.0)  # nothing is told apart within it
+    for group, (transfer, _, limit, num_bytes, _) in enumerate(groups):
         times_sent = plan.microbatches if transfer < num_lanes else 1
         assert num_ended[group] == times_sent
-        assert carried[group] == pytest.approx(times_sent * num_bytes, rel=1e-6, abs=1.0)
+        carried_each = carried[group] / times_sent
+        assert carried_each == pytest.approx(num_bytes, rel=1e-6, abs=2 * instant_ms * limit)
 
 
 @pytest.mark.parametrize("count", COUNTS)

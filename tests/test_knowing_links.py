@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import pipeplan
 from one_stage import make_problem, plan
 from pipeplan import check, zoo
 from pipeplan.cluster import Cluster
@@ -17,6 +18,7 @@ from pipeplan.planning.options import OptionArguments
 from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.unshared import plan_knowing_links
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
+from pipeplan.replaying import simulate
 from pipeplan.simulator import run_plan, run_schedule
 from shared_plans import random_cluster, random_model
 
@@ -160,3 +162,27 @@ class TestKnowing:
         alone = plan(zoo.model("bert-large"), unshared(cluster), 8)
         shared = plan(zoo.model("bert-large"), cluster, 8)
         assert shared.iteration_ms <= alone.iteration_ms * (1 + 1e-9)
+
+    def test_clusters_without_links_never_meet_their_code(self, monkeypatch):
+        """Plans without shared links are made, checked and simulated as if there were none."""
+
+        def meets(*arguments, **named):
+            raise AssertionError("code of shared links")
+
+        for place in (
+            "pipeplan.cost.Contention",
+            "pipeplan.cost.CostModel._flows",
+            "pipeplan._core.SharedLinks",
+            "pipeplan._core.PlanFlows",
+            "pipeplan._core.GroupFlows",
+            "pipeplan.plain_sharing.Sharing.__init__",
+        ):
+            monkeypatch.setattr(place, meets)
+        with pytest.raises(AssertionError, match="code of shared links"):
+            plan(zoo.model("vgg19"), zoo.cluster("4x2-10g"), 4)
+        cluster = unshared(zoo.cluster("4x2-10g"))
+        made = [plan(zoo.model("vgg19"), cluster, 4, name) for name in ("best", "spp", "dapple")]
+        made.append(pipeplan.plan(zoo.model("bert-large"), cluster, 4, positions=2, effort=0.1))
+        for each in made:
+            assert check(each).ok
+            assert simulate(each).iteration_ms == each.iteration_ms

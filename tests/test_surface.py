@@ -270,7 +270,6 @@ MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 400
 MAY_BE_LONGER: dict[str, str] = {
     "_core/bindings.cpp": "the only file that knows Python: a short function for each kernel",
-    "_core/local_search.cpp": "one search, whose trips and judgements share its state",
     "_core/suffix_dp.hpp": "one recursion, all parts of which share its tables",
     "cost.py": "the one place where bytes become milliseconds",
 }

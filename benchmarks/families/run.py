@@ -7,6 +7,7 @@ half of the backward. Every device has the memory that the best plan with one st
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from pipeplan import zoo
 from pipeplan.checker import check
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, Device, HostGroup, expand_hosts
 from pipeplan.documents.files import read_cluster, read_model
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.door import plan
@@ -105,6 +106,52 @@ def own_cases() -> list[Case]:
     return cases
 
 
+def unseen_cases(folder: Path, known: set[str]) -> list[Case]:
+    """Profiles of a folder that are not known yet, each on clusters drawn at random."""
+    cases: list[Case] = []
+    for number, path in enumerate(sorted(folder.glob("*.model.json"))):
+        if path.name in known:
+            continue
+        rng = random.Random(f"unseen {number}")
+        model = read_model(path)
+        for draw in range(2):
+            cluster = random_links(rng) if draw else unequal_hosts(rng)
+            microbatches = rng.choice(MICROBATCHES)
+            one = plan(model, cluster, microbatches, divisible=True, **ONE_STAGE)
+            peak_gb = max(one.require_predicted().peak_memory_gb.values())
+            cases.append(
+                Case(
+                    name=f"{path.name.split('.')[0]} {cluster.name}",
+                    model=with_weight_gradients(model),
+                    cluster=with_memory(cluster, peak_gb * (1 + 1e-9)),
+                    microbatches=microbatches,
+                )
+            )
+    return cases
+
+
+def unequal_hosts(rng: random.Random) -> Cluster:
+    """Eight devices on two to four hosts of different size and links."""
+    sizes = rng.choice([(4, 4), (2, 2, 4), (1, 3, 4), (2, 3, 3), (1, 1, 2, 4)])
+    hosts = [
+        HostGroup(devices=n, bandwidth_gb_per_s=rng.choice([6.0, 12.0, 40.0]) if n > 1 else None)
+        for n in sizes
+    ]
+    return expand_hosts("hosts", hosts, between_hosts_gb_per_s=rng.choice([1.25, 3.0, 12.5]))
+
+
+def random_links(rng: random.Random) -> Cluster:
+    """Eight devices, each pair with a link of its own."""
+    rates = [[0.0] * 8 for _ in range(8)]
+    for u in range(8):
+        for v in range(u):
+            rates[u][v] = rates[v][u] = 1.25 * 16 ** rng.random()
+    devices = tuple(Device(name=f"d{u}") for u in range(8))
+    return Cluster(
+        name="links", devices=devices, bandwidth_gb_per_s=tuple(tuple(row) for row in rates)
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """The figures of one instance."""
@@ -173,12 +220,18 @@ def measure(case: Case, effort: float, threads: int) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=Path, help="a file of instances")
+    parser.add_argument("--unseen", type=Path, help="a folder of profiles, on random clusters")
     parser.add_argument("--effort", type=float, default=1.0)
     parser.add_argument("--every", type=int, default=1, help="only each so many-th instance")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    cases = cases_of_file(given.instances) if given.instances else own_cases()
+    cases = cases_of_file(given.instances) if given.instances else []
+    if given.unseen:
+        known = {Path(name).name for name in MODELS} | {case.name.split()[0] for case in cases}
+        known |= {f"{name}.model.json" for name in known}
+        cases = unseen_cases(given.unseen, known)
+    cases = cases or own_cases()
     rows = [
         measure(case, given.effort, given.threads) for case in cases[given.first :: given.every]
     ]

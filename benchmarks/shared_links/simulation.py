@@ -17,6 +17,8 @@ from pipeplan.schedules import SCHEDULES
 
 RUNS = {(8, 32): 15, (64, 256): 5}
 LAYERS_OF_STAGE = 2
+RANDOM_HOSTS = [(1, 2), (1, 16), (2, 4), (2, 8), (3, 5), (2, 32), (4, 16)]
+"""Devices of a stage, and hosts that they are on; nothing is alike."""
 
 
 def make_model(num_layers: int) -> pp.ModelProfile:
@@ -84,6 +86,17 @@ def placements(num_stages: int) -> dict[str, tuple[pp.Cluster, list[list[int]]]]
             [[h * num_stages + n for h in range(8)] for n in stages],
         ),
     }
+    for num_devices, num_hosts in RANDOM_HOSTS:
+        rng = random.Random(1)
+        used = [0] * num_hosts
+        devices: list[list[int]] = []
+        for _ in stages:
+            hosts = rng.sample(range(num_hosts), num_devices)
+            devices.append([h * num_stages + used[h] for h in hosts])
+            for h in hosts:
+                used[h] += 1
+        name = f"{num_devices} devices a stage, on any of {num_hosts} hosts"
+        found[name] = make_cluster(num_hosts, num_stages), devices
     return found
 
 

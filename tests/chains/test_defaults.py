@@ -1,5 +1,6 @@
 """Several stages a device and cut backwards by default: where, and what the files say."""
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -12,7 +13,7 @@ from one_stage import ONE_STAGE
 from one_stage import plan as plain_plan
 from pipeplan import check, compare, plan_global_batch, whatif, zoo
 from pipeplan.cluster import HostGroup, expand_hosts
-from pipeplan.documents.files import read_plan, write_model, write_plan
+from pipeplan.documents.files import read_plan, write_cluster, write_model, write_plan
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.pipeline import Bound, BoundScope
 from pipeplan.planning import registry
@@ -29,7 +30,7 @@ def without_weight_gradients(model):
 
 
 def test_the_default_is_auto_and_cut_where_the_profile_says_how():
-    model, cluster = zoo.model("bert-large"), zoo.cluster("1x8-pcie")
+    model, cluster = zoo.model("bert-large"), zoo.cluster("4x2-10g")
     found = plan(model, cluster, 4, effort=0.1)
     assert found == plan(model, cluster, 4, positions="auto", split_backward=True, effort=0.1)
     assert (found.options["positions"], found.options["split_backward"]) == ("auto", True)
@@ -113,12 +114,46 @@ def test_schedules_of_others_and_other_planners_keep_one_stage_a_device():
     assert "positions" not in made.options
 
 
-def test_more_effort_is_never_slower():
-    rng = random.Random(5)
-    for _ in range(3):
-        model, cluster = random_model(rng, 9), random_cluster(rng, 5)
-        usual, more = (plan(model, cluster, 5, effort=effort) for effort in (1, 1.5))
-        assert more.iteration_ms <= usual.iteration_ms * (1 + 1e-12)
+EFFORTS = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+def efforts_on(seed):
+    """A random problem: links of all kinds, memory limits, whole samples or not."""
+    rng = random.Random(f"effort {seed}")
+    model = random_model(rng, rng.randint(6, 16))
+    layers = tuple(replace(x, weight_grad_ms=x.backward_ms / 2) for x in model.layers)
+    model = replace(model, layers=layers) if seed % 3 else model
+    cluster = random_cluster(rng, rng.randint(3, 8))
+    if seed % 2:
+        one = plain_plan(model, cluster, 6, effort=0.1)
+        room_gb = 1.1 * max(one.require_predicted().peak_memory_gb.values())
+        devices = tuple(replace(device, memory_gb=room_gb) for device in cluster.devices)
+        cluster = replace(cluster, devices=devices)
+    return model, cluster, rng.choice([3, 6, 12]), {"divisible": seed % 4 < 2}
+
+
+def check_efforts(efforts, model, cluster, microbatches, options):
+    found = [plan(model, cluster, microbatches, effort=e, **options) for e in efforts]
+    for less, more in itertools.pairwise(found):
+        assert more.iteration_ms <= less.iteration_ms * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_effort_is_never_slower(seed):
+    check_efforts((0.01, 0.05, *EFFORTS[:3], 1.5), *efforts_on(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3, 15))
+def test_much_more_effort_is_never_slower(seed):
+    check_efforts(EFFORTS, *efforts_on(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cluster", ["1x8-pcie", "4x2-10g", "4x2-10g-no-shared-card", "random-8"])
+@pytest.mark.parametrize("model", ["bert-large", "resnet152", "vgg19"])
+def test_more_effort_is_never_slower_on_the_zoo(model, cluster):
+    check_efforts(EFFORTS, zoo.model(model), zoo.cluster(cluster), 8, {})
 
 
 def test_gaps_have_one_yardstick():
@@ -156,14 +191,29 @@ def test_wrong_choices_are_refused():
         plan(even_model(2, 1, 1), flat_cluster(2), 2, split_backward="yes")
 
 
-def test_exports_name_the_options(tmp_path, capfd):
-    made = plan(zoo.model("bert-large"), zoo.cluster("1x8-pcie"), 4, effort=0.1)
+def test_exports_name_options_that_help(tmp_path, capfd):
     path = str(tmp_path / "x.plan.json")
-    write_plan(made, path)
-    for target in ("chakra", "deepspeed"):
-        code, _, err = run_command(capfd, "export", path, "--to", target)
+    plan_it = ("plan", "bert-large", "1x8-pcie", "-m", "4", "--effort", "0.1", "-o", path)
+    advice = {"chakra": "--positions 1 --no-split-backward"}
+    for target in ("chakra", "deepspeed", "megatron"):
+        options = advice.get(target, "--uniform-replicas --schedule 1f1b")
+        assert run_command(capfd, *plan_it)[0] == 0
+        export = ("export", path, "--to", target, "-o", str(tmp_path / "x.out"))
+        code, _, err = run_command(capfd, *export)
         assert code == 3
-        assert "or plan with --positions 1 --no-split-backward" in err
+        assert f"or plan with {options}" in err
+        assert run_command(capfd, *plan_it, *options.split())[0] == 0
+        assert run_command(capfd, *export)[0] == 0
+
+
+def test_clusters_too_large_for_several_stages_a_device_say_so(tmp_path, capfd):
+    write_model(even_model(12, 3, 6), tmp_path / "m.model.json")
+    write_cluster(flat_cluster(129), tmp_path / "c.cluster.json")
+    arguments = ("plan", tmp_path / "m.model.json", tmp_path / "c.cluster.json", "-m", "4")
+    for asked in (("--positions", "2"), ()):
+        code, _, err = run_command(capfd, *arguments, "--effort", "0.01", *asked)
+        assert code == 0
+        assert ("are searched up to 128 devices only" in err) == bool(asked)
 
 
 def test_equal_replicas_keep_one_stage_a_device(tmp_path, capfd):
@@ -231,6 +281,21 @@ def test_an_option_that_another_package_does_not_know_is_refused(monkeypatch):
     assert plan(model, cluster, 2, "mine", positions=1, split_backward=False)
     with pytest.raises(InputError, match="planner 'mine' knows no --split-backward"):
         plan(model, cluster, 2, "mine", split_backward=True)
+
+
+def test_a_comparison_gives_no_options_to_other_packages(monkeypatch):
+    seen = []
+
+    def mine(problem):
+        seen.append(problem.options)
+        return registry.PLANNERS["spp"](problem)
+
+    known = {**registry.PLANNERS, "mine": mine}
+    monkeypatch.setattr(registry, "find", lambda kind, name, own, group: known[name])
+    asked = {"positions": 2, "split_backward": False, "shard_optimizer": True}
+    found = compare(even_model(4, 1, 1), flat_cluster(2), 2, ["best", "mine"], **asked)
+    assert [(o.positions, o.split_backward, o.shard_optimizer) for o in seen] == [(1, False, False)]
+    assert "positions" not in found.plans["mine"].options
 
 
 def test_a_comparison_gives_options_to_planners_that_know_them():

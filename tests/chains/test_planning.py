@@ -18,7 +18,7 @@ from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import BoundScope, Stage, unpack_codes
 from pipeplan.planning.door import make_problem, plan
 from pipeplan.planning.planner.chain_bound import fixed_plan_bound_ms
-from pipeplan.planning.planner.chain_starts import chain_starts
+from pipeplan.planning.planner.chain_starts import regular_chains
 from pipeplan.profile import ModelProfile
 
 
@@ -139,7 +139,7 @@ def test_searches_only_look_at_whole_plans():
             kept_bytes=[layer.weight_grad_bytes for layer in model.layers],
             max_positions=4,
         )
-        starts = chain_starts(chains, problem.cost, [], max_positions=4, is_split=True)
+        starts = regular_chains(chains, problem.cost, max_positions=4, is_split=True)
         for _, _, found, _ in _core.search_chains(chains, starts, seed, 3, 1e5, 1e4, 2, 1):
             again = _core.ChainPlan(
                 chains,
@@ -278,7 +278,8 @@ def test_several_stages_a_device_pay_on_shared_links_too():
 
 def test_chains_are_found_where_the_first_device_is_given():
     model, cluster = zoo.model("bert-large"), own_links("4x2-25g")
-    free, bound = (quick_plan(model, cluster, 4, **o) for o in ({}, {"first_on": "h3d1"}))
+    asked = ({"effort": 0.3}, {"effort": 0.3, "first_on": "h3d1"})
+    free, bound = (quick_plan(model, cluster, 4, **options) for options in asked)
     assert 7 in bound.stages[0].devices
     assert bound.uses_families
     assert bound.iteration_ms < 1.05 * free.iteration_ms

@@ -403,6 +403,35 @@ class TestLocalSearch:
         ((ms, _, placed),) = _core.local_search(instance, [start], 0, 1e6, 0.0, 1)
         assert (ms, placed.end_layer) == (10 + 4 * 20 + 10, [1, 2])
 
+    def test_through_plans_that_do_not_fit_to_plans_that_do(self):
+        """Only all small devices together have room for the second layer; one of them has none."""
+        MB, small = 1e6, 6
+        limits = _core.PlanLimits(
+            memory_bytes=[100 * MB] + [4 * MB] * small, state_bytes_per_parameter_byte=1.0
+        )
+        rates = np.random.default_rng(0).uniform(1e9, 2e9, (small + 1, small + 1))
+        instance = one_instance(
+            layers=[(1, 1, MB, MB, 50 * MB), (6, 12, MB, MB, 0)],
+            rates=rates,
+            activation_bytes=[MB, small * 3.9 * MB],
+            limits=limits,
+        )
+        start = _core.PlacedPlan(instance, [2], [[0]])
+        started_ms = min(_core.rule_times(instance, start, np.inf))
+        found = []
+        for seed in range(8):
+            refused = _core.local_search(instance, [start], seed, 1e6, 0.0, 1)
+            assert refused[0][0] == started_ms
+            ((ms, rule, placed),) = _core.local_search(
+                instance, [start], seed, 1e6, 0.0, 1, known_ms=started_ms, hottest=0.4,
+                overflow_price=1.0,
+            )  # fmt: skip
+            assert ms <= started_ms
+            assert _core.caps(instance, placed)
+            assert _core.rule_times(instance, placed, np.inf)[rule] == pytest.approx(ms, rel=1e-12)
+            found.append(ms)
+        assert sum(ms < 0.5 * started_ms for ms in found) >= 6
+
     def test_it_stops_at_its_target(self):
         """A start that is good enough is returned as it came, whatever the budget."""
         rng = random.Random(3)
@@ -480,7 +509,7 @@ def test_least_sums_equal_all_ways_to_cut():
             assert max(stage_ms) <= limit_ms
 
 
-def one_instance(*, layers, rates, latencies=0.0, speed=None, half=False, M=4, most=None):
+def one_instance(*, layers, rates, latencies=0.0, speed=None, half=False, M=4, most=None, **more):
     """Layers of (forward, backward, output, gradient, parameters) on devices with such links."""
     costs = np.array(layers, dtype=float).T.copy()
     V = len(rates)
@@ -497,6 +526,7 @@ def one_instance(*, layers, rates, latencies=0.0, speed=None, half=False, M=4, m
         num_microbatches=M,
         microbatch_size=DIVISIBLE,
         max_replicas=V if most is None else most,
+        **more,
     )
 
 

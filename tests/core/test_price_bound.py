@@ -31,11 +31,12 @@ def work_ms(problem) -> float:
     return problem.num_microbatches * work / float(cost.speed_D.sum())
 
 
-def problem_of(model, speeds, rates, num_microbatches, **options):
+def problem_of(model, speeds, rates, num_microbatches, latency_us=0.0, **options):
     cluster = Cluster(
         name="c",
         devices=tuple(Device(name=f"d{u}", speed=speed) for u, speed in enumerate(speeds)),
         bandwidth_gb_per_s=tuple(tuple(map(float, row)) for row in rates),
+        latency_us=latency_us,
     )
     return make_problem(model, cluster, num_microbatches, **options).within_samples()
 
@@ -233,3 +234,24 @@ def test_it_starts_from_what_is_known_and_is_the_same_every_time():
     assert priced(problem, 0.0, 2 * start) == 0.0
     assert priced(problem, start, math.inf) == start
     assert priced(problem, start, start) == start
+
+
+def test_a_range_of_heads_keeps_its_least_head():
+    """A slower device makes the first stage cheaper, and its head a little longer.
+
+    Both heads are mostly latency, so most of the time they are in one range. The limit lies just
+    above the only plan that is so fast: there the longer head leaves the second stage too little
+    time. If the cheaper label's head were kept, nothing would be left within the limit. The second
+    stage's device has just the fastest rate of its option, or the option would leave more time.
+    """
+    c, M, step = 40.0, 256, 0.004  # ms of latency; `kFinestStep` of rates
+    speeds = (1.0, 1.2, 1.2 * math.exp(241 * step) * (1 + 1e-7) - 2.2)
+    for k in range(20):
+        model = model_of((0.02 * c, 0, 1e15), ((0.6 + 0.01 * k) * 1.2 * c, 0, 1e15))
+        problem = problem_of(
+            replace(model, microbatch_size=1), speeds, [[1e6] * 3] * 3, M, latency_us=1e3 * c
+        )
+        stages = tuple(Stage(layers=range(n, n + 1), devices=(n,)) for n in range(2))
+        known = known_ms(problem.cost, stages, M)
+        bound_ms = priced(problem, 0.995 * known, (1 + 2e-6) * known)
+        assert 0.999 * known <= bound_ms <= known * (1 + 1e-9), k

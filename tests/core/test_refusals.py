@@ -210,6 +210,9 @@ class TestPlanning:
         for hottest in (0.0, 1.5, float("nan")):
             with pytest.raises(ValueError, match="hottest"):
                 _core.local_search(made, [start], 0, 1.0, 0.0, 1, hottest=hottest)
+        for price in (-1.0, 1e4, float("nan")):
+            with pytest.raises(ValueError, match="overflow_price"):
+                _core.local_search(made, [start], 0, 1.0, 0.0, 1, overflow_price=price)
 
     @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
     def test_weights(self, value):

@@ -335,6 +335,7 @@ def local_search(
     deadline: float = ...,
     known_ms: float = ...,
     hottest: float = ...,
+    overflow_price: float = ...,
 ) -> list[tuple[float, int, PlacedPlan]]: ...
 def run_groups(
     costs: GroupCosts, num_microbatches: int, codes: NDArray[np.int64], sizes: Sequence[int]
@@ -437,6 +438,15 @@ def schedule_chain(
     Block k is microbatch k % M; k // M is 3 times its stage, plus 0 for a forward, 1 for a backward
     or an input gradient, 2 for a weight gradient.
     """
+
+def rank_chains(
+    model: ChainModel,
+    starts: Sequence[ChainPlan],
+    most: int,
+    num_threads: int,
+    deadline: float = ...,
+) -> list[ChainPlan]:
+    """The plans that are possible, by the time of their list schedules; at most so many."""
 
 def search_chains(
     model: ChainModel,

@@ -365,17 +365,18 @@ nb::tuple py_judge_plan(const Instance& instance, const PlacedPlan& plan, double
 
 nb::list py_local_search(const Instance& instance, std::vector<PlacedPlan> starts,
                          std::uint64_t seed, double budget, double target_ms, int num_threads,
-                         double deadline, double known_ms, double hottest) {
+                         double deadline, double known_ms, double hottest, double overflow_price) {
     for (const PlacedPlan& start : starts)
         require(start.fits(instance), "starts: a plan was made for another instance");
     require(budget >= 0 && budget < 1e18, "budget: is not within 0..1e18");
     require_not_nan(target_ms, "target_ms: is not a number");
     require_not_nan(known_ms, "known_ms: is not a number");
     require(hottest > 0 && hottest <= 1, "hottest: is not above 0 and at most 1");
+    require(overflow_price >= 0 && overflow_price <= 1e3, "overflow_price: is not within 0..1e3");
     std::vector<SearchResult> found =
         run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
             return local_search(instance, starts, seed, budget, target_ms, known_ms, hottest, pool,
-                                control);
+                                control, overflow_price);
         });
     nb::list result;
     for (SearchResult& one : found)
@@ -479,5 +480,5 @@ NB_MODULE(_kernels, m) {
           "deadline"_a = never);
     m.def("local_search", &py_local_search, "instance"_a, "starts"_a, "seed"_a, "budget"_a,
           "target_ms"_a, "num_threads"_a, "deadline"_a = never, "known_ms"_a = kInfinity,
-          "hottest"_a = 0.01);
+          "hottest"_a = 0.01, "overflow_price"_a = 0.0);
 }

@@ -93,6 +93,16 @@ nb::tuple py_schedule_chain(const Chain& chain, int num_runs, std::uint64_t seed
                           scheduler.num_runs());
 }
 
+std::vector<ChainPlan> py_rank_chains(const ChainModel& model, std::vector<ChainPlan> starts, int most,
+                                      int num_threads, double deadline) {
+    require(most >= 1, "most: is at least 1");
+    std::vector<ChainPlan> ranked = run_kernel(deadline, num_threads, [&](Pool& pool, Control& control) {
+        return rank_chains(model, std::move(starts), pool, control);
+    });
+    if (static_cast<int>(ranked.size()) > most) ranked.resize(most);
+    return ranked;
+}
+
 nb::list py_search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
                           std::uint64_t seed, int num_starts, double anneal, double polish,
                           int num_best, int num_threads, double deadline) {
@@ -135,6 +145,8 @@ void bind_chains(nb::module_& m) {
     m.def("chain_bound", &chain_bound, "chain"_a);
     m.def("cost_chain", &py_cost_chain, "model"_a, "plan"_a);
     m.def("schedule_chain", &py_schedule_chain, "chain"_a, "num_runs"_a, "seed"_a,
+          "deadline"_a = kInfinity);
+    m.def("rank_chains", &py_rank_chains, "model"_a, "starts"_a, "most"_a, "num_threads"_a,
           "deadline"_a = kInfinity);
     m.def("search_chains", &py_search_chains, "model"_a, "starts"_a, "seed"_a, "num_starts"_a,
           "anneal"_a, "polish"_a, "num_best"_a, "num_threads"_a, "deadline"_a = kInfinity);

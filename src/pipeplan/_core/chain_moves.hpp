@@ -41,7 +41,8 @@ class ChainMoves {
         else if (die < 90) done = swap_devices(plan);
         else if (die < 94) done = divide_group(plan);
         else if (die < 97) done = join_groups(plan);
-        else done = reverse_run(plan);
+        else if (die < 99 || !model_.may_split) done = reverse_run(plan);
+        else done = true, plan.is_split = !plan.is_split;
         if (!done) return false;
         // Two stages of a group in a row hold less at once than one large stage, which rarely pays.
         if (model_.max_positions == 1 || random_.below(kJoinEvery)) plan.join_neighbours();

@@ -203,21 +203,6 @@ void sort_by_time(std::vector<ChainResult>& results) {
     });
 }
 
-// The starts by their time, without those that are not possible.
-std::vector<ChainPlan> ranked_starts(const ChainModel& model, std::vector<ChainPlan> starts, Pool& pool,
-                                     Control& control) {
-    std::vector<std::pair<double, int>> ranked(starts.size());
-    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        const bool is_late = control.check_for_deadline() && k > 0;
-        ranked[k] = {is_late ? kInfinity : ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
-    });
-    std::sort(ranked.begin(), ranked.end());
-    std::vector<ChainPlan> result;
-    for (const auto& [ms, k] : ranked)
-        if (ms < kInfinity) result.push_back(std::move(starts[k]));
-    return result;
-}
-
 // The first starts, at most two on the same groups; where these are too few, the same again. Each
 // search has its own random numbers.
 std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, int num_starts) {
@@ -237,10 +222,24 @@ std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, in
 
 }  // namespace
 
+std::vector<ChainPlan> rank_chains(const ChainModel& model, std::vector<ChainPlan> starts, Pool& pool,
+                                   Control& control) {
+    std::vector<std::pair<double, int>> ranked(starts.size());
+    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
+        const bool is_late = control.check_for_deadline() && k > 0;
+        ranked[k] = {is_late ? kInfinity : ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
+    });
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<ChainPlan> result;
+    for (const auto& [ms, k] : ranked)
+        if (ms < kInfinity) result.push_back(std::move(starts[k]));
+    return result;
+}
+
 std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
                                        std::uint64_t seed, const ChainBudget& budget, Pool& pool,
                                        Control& control) {
-    starts = ranked_starts(model, std::move(starts), pool, control);
+    starts = rank_chains(model, std::move(starts), pool, control);
     const std::vector<ChainPlan> different = different_starts(starts, budget.num_starts);
     std::vector<std::vector<ChainResult>> found(different.size());
     pool.run(static_cast<int>(different.size()), [&](int k, int) {

@@ -25,6 +25,10 @@ struct ChainBudget {
     int num_best;    // plans that are polished and returned
 };
 
+// The plans by the time of their list schedules, without those that are not possible.
+std::vector<ChainPlan> rank_chains(const ChainModel& model, std::vector<ChainPlan> starts, Pool& pool,
+                                   Control& control);
+
 // The best plans near the starts, the fastest first. The starts are looked at as they are, too.
 std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
                                        std::uint64_t seed, const ChainBudget& budget, Pool& pool,

@@ -140,10 +140,12 @@ struct SearchResult {
 // (about a nanosecond a unit). At first it takes plans that are slower by the part `hottest`, later
 // nearly none. It stops at a plan that takes no longer than `target_ms`. Plans that
 // cannot beat `known_ms` are estimated, not simulated, but for the best one of each search. At the
-// deadline it returns the best plans so far.
+// deadline it returns the best plans so far. With an `overflow_price`, as a part of `known_ms`, it
+// also passes through plans that do not fit into memory; it never returns one.
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, double known_ms,
-                                       double hottest, Pool& pool, Control& control);
+                                       double hottest, Pool& pool, Control& control,
+                                       double overflow_price = 0.0);
 
 }  // namespace pipeplan

@@ -8,11 +8,7 @@
 // that are alike also move together (search_groups.hpp). The temperature falls from what the caller
 // says to 0.03 % of the current time. What is nearly as slow as the slowest part counts a little, too.
 //
-// Trips: how many stages there are hardly changes by such moves, because each device then has a new
-// place at once. So one move in a hundred dissolves or splits a stage, or moves a device, puts all cuts
-// anew (search_balance.hpp), and is then followed by small moves only. If these do not make the plan
-// good enough, the search goes back. Dissolved stages were what plans on random links lacked: the
-// recursion on orders begins with too many.
+// Now and then a large move is followed by small ones that mend the plan: a trip (search_trips.hpp).
 //
 // A move touches few stages. What is known of the others stays: their costs, the bound of the
 // stages behind, and how long a microbatch takes in front. Most moves are rejected by these alone.
@@ -26,7 +22,6 @@
 #include <vector>
 
 #include "bound.hpp"
-#include "card_load.hpp"
 #include "kernels.hpp"
 #include "pipeline.hpp"
 #include "plan_costs.hpp"
@@ -34,11 +29,13 @@
 #include "search_balance.hpp"
 #include "search_moves.hpp"
 #include "search_plan.hpp"
+#include "search_times.hpp"
+#include "search_trips.hpp"
 
 namespace pipeplan {
 namespace {
 
-constexpr double kColdest = 0.0003, kCrowding = 0.05;
+constexpr double kColdest = 0.0003;
 // Other schedules are rarely more than 1 % faster where the first one is far from the best time.
 constexpr double kWorthTryingAllRules = 1.01;
 // Accepted moves after which the looseness of a bound is measured again.
@@ -48,21 +45,21 @@ constexpr double kSimulated = 0.2, kInAdvance = 0.05;
 constexpr long kMovesBetweenChecks = 16;
 // On 256 devices the budget is too small for them: plans were 4 % slower with than without.
 constexpr int kMostDevicesForLargeMoves = 64;
-constexpr double kUnitsPerBlock = 70.0, kUnitsPerPair = 1.5;
 constexpr double kUnitsPerMove = 180.0, kUnitsPerStage = 30.0, kUnitsPerBalance = 150.0;
-// One in so many moves starts a trip of so many small moves; how much slower a plan may be at first.
-constexpr int kOneInTrips = 100, kTripMoves = 50;
-constexpr double kTrip = 1.1;
+constexpr double kUnitsPerPair = 1.5;
+// By how much the price of too little memory rises, in all and at a time; its unit without a plan.
+constexpr double kDearest = 64.0, kDearer = 1.5, kUnknownMs = 1e3;
 constexpr double kRounding = 1 + 1e-9;  // sums in another order differ by less
 
 class Search {
   public:
     Search(const Instance& in, std::uint64_t seed, double budget, double target_ms, double known_ms,
-           double hottest, Control& control)
+           double hottest, double overflow_price, Control& control)
         : in_(in), control_(control), random_(seed), budget_(budget), hottest_(hottest),
+          overflow_price_(overflow_price),
           target_ms_(target_ms * (1 + 1e-12)), known_ms_(known_ms),
           makes_large_moves_(in.num_devices <= kMostDevicesForLargeMoves),
-          costs_(in), card_load_(in), moves_(in, random_, makes_large_moves_), cuts_(in) {}
+          costs_(in), times_(in, control), moves_(in, random_, makes_large_moves_), cuts_(in) {}
 
     SearchResult run(const PlacedPlan& start) {
         best_ = {kInfinity, 0, start};
@@ -70,31 +67,22 @@ class Search {
             anneal(start);
         } catch (const DeadlinePassed&) {  // inside a simulation
         }
-        if (has_estimates_) simulate_best();
+        if (times_.has_estimates()) simulate_best();
         return best_;
     }
 
   private:
-    struct Judgement {
-        double ms;         // simulated, or the bound times the looseness
-        double looseness;  // time by bound, where it was simulated last
-        int age;           // accepted moves since then
-    };
-
     void anneal(const PlacedPlan& start) {
         current_ = from_placed(start);
         next_ = current_;
-        changes_.reset(next_);
-        changes_.is_resized = true;
-        changes_.num_front = changes_.num_back = 0;
-        way_ = {{0.0, 0.0}};
-        const double bound = evaluate(kInfinity);
+        set_price(overflow_price_);
+        const double bound = evaluate_anew();
         if (bound == kInfinity) return;
         judged_ = judge(next_, bound, {kInfinity, 1.0, 0});
         accept();
         champion_ = current_;
-        crowding_ = crowding_of(current_, bound);
-        champions_ = judged_;
+        crowding_ = crowding_of(current_, in_.num_microbatches, bound);
+        if (fits_memory(current_)) champions_ = judged_;
         double heat = hottest_;
         for (long step = 0; spent_ < budget_ && best_.iteration_ms > target_ms_; ++step) {
             if (step % kMovesBetweenChecks == 0) {
@@ -102,11 +90,14 @@ class Search {
                 if (champions_.age > 0 && champions_.ms < beat_ms() && may_simulate())
                     champions_ = simulated(champion_, champions_.ms / champions_.looseness);
                 heat = hottest_ * std::pow(kColdest / hottest_, spent_ / budget_);
+                if (overflow_price_ > 0 && !trip_.is_under_way()) raise_price();
             }
-            const bool leaves = makes_trips() && !trip_.num_left && random_.below(kOneInTrips) == 0;
-            if (leaves) start_trip(heat);
-            try_move(leaves ? judged_.ms * (1 + crowding_) * kTrip : accepted_ms(heat), leaves);
-            if (trip_.num_left && !leaves) end_trip_if_done();
+            const bool leaves =
+                makes_trips() && !trip_.is_under_way() && random_.below(Trip::kOneIn) == 0;
+            if (leaves) trip_.start(current_, judged_, accepted_ms(heat));
+            try_move(leaves ? judged_.ms * (1 + crowding_) * Trip::kSlower : accepted_ms(heat), leaves);
+            if (trip_.is_under_way() && !leaves && trip_.has_failed(judged_.ms * (1 + crowding_)))
+                go_back();
         }
         if (champions_.age > 0 && !control_.is_late())
             try_all_rules(champion_, simulate(champion_, 0));
@@ -123,49 +114,58 @@ class Search {
         changes_.reset(next_);
         bool is_possible = false;
         if (leaves) is_possible = moves_.make_large(next_, changes_);
-        else if (trip_.num_left) is_possible = moves_.make_small(next_, changes_);
+        else if (trip_.is_under_way()) is_possible = moves_.make_small(next_, changes_);
         else is_possible = moves_.make(next_, changes_);
         // No harm where the second one is impossible.
-        if (is_possible && !trip_.num_left && makes_large_moves_ && random_.below(4) == 0)
+        if (is_possible && !trip_.is_under_way() && makes_large_moves_ && random_.below(4) == 0)
             moves_.make(next_, changes_);
         spent_ += kUnitsPerPair * changes_.num_pairs;
         if (leaves && is_possible) is_possible = balance(accept_ms);
         if (!is_possible || !is_taken(accept_ms)) {
             restore(next_, current_);
-            if (leaves) trip_.num_left = 0;
+            if (leaves) trip_.cancel();
         }
     }
     bool is_taken(double accept_ms) {
         const double most_ms = accept_ms / judged_.looseness, bound = evaluate(most_ms);
         if (bound > most_ms) return false;
-        const double crowding = crowding_of(next_, bound), estimate_ms = bound * judged_.looseness;
+        const double crowding = crowding_of(next_, in_.num_microbatches, bound);
+        const double estimate_ms = bound * judged_.looseness;
         if (estimate_ms * (1 + crowding) > accept_ms && estimate_ms >= beat_ms()) return false;
-        const Judgement found = judge(next_, bound, judged_);
-        if (found.ms * (1 + crowding) > accept_ms && found.ms >= champions_.ms) return false;
+        const PlanTime found = judge(next_, bound, judged_);
+        const bool is_best = found.ms < champions_.ms && fits_memory(next_);
+        if (found.ms * (1 + crowding) > accept_ms && !is_best) return false;
         accept();
         crowding_ = crowding;
         judged_ = found;
-        if (judged_.ms < champions_.ms) champion_ = current_, champions_ = judged_;
+        if (is_best) champion_ = current_, champions_ = judged_;
         return true;
+    }
+
+    // ------------------------------------------------------------ plans that do not fit
+
+    // They are taken at a price, because plans that fit may have no others beside them. It rises, so
+    // that the search ends among plans that fit.
+    void set_price(double price) {
+        price_ = price;
+        costs_.set_price(price * (known_ms_ < kInfinity ? known_ms_ : kUnknownMs));
+    }
+    void raise_price() {
+        const double price = overflow_price_ * std::pow(kDearest, spent_ / budget_);
+        if (price < price_ * kDearer) return;
+        set_price(price);
+        if (fits_memory(current_)) return;
+        for (SearchStage& stage : current_) stage.costs_known = false;
+        next_ = current_;
+        judged_.ms = evaluate_anew() * judged_.looseness;
+        accept();
+        crowding_ = crowding_of(current_, in_.num_microbatches, judged_.ms / judged_.looseness);
     }
 
     // ------------------------------------------------------------ trips
 
-    // A trip: a large move that makes the plan slower, and some small ones that may mend it.
-    struct Trip {
-        int num_left = 0;  // moves until its end
-        double accept_ms = 0.0;
-        SearchPlan plan;  // from which it set out
-        Judgement judged{};
-    };
     // Not where devices are alike: groups of them move together, and single ones do not help there.
     bool makes_trips() const { return makes_large_moves_ && !moves_.moves_groups(); }
-    void start_trip(double heat) {
-        trip_.num_left = kTripMoves;
-        trip_.accept_ms = accepted_ms(heat);
-        trip_.plan = current_;
-        trip_.judged = judged_;
-    }
     // Puts the cuts of the next plan where they suit its devices.
     bool balance(double most_ms) {
         if (evaluate(kInfinity) == kInfinity) return false;
@@ -175,20 +175,22 @@ class Search {
         moves_.cut_all_at(next_, changes_, cuts);
         return true;
     }
-    // A trip ends where the plan is good enough to stay, or goes back after its last move.
-    void end_trip_if_done() {
-        if (judged_.ms * (1 + crowding_) <= trip_.accept_ms) trip_.num_left = 0;
-        else if (--trip_.num_left == 0) go_back();
-    }
+    // From a trip that led nowhere.
     void go_back() {
-        next_ = trip_.plan;
+        next_ = trip_.plan();
+        const double bound = evaluate_anew();
+        accept();
+        crowding_ = crowding_of(current_, in_.num_microbatches, bound);
+        judged_ = trip_.judged();
+    }
+
+    // The bound of the next plan, which need not be like the current one.
+    double evaluate_anew() {
         changes_.reset(next_);
         changes_.is_resized = true;
         changes_.num_front = changes_.num_back = 0;
-        const double bound = evaluate(kInfinity);
-        accept();
-        crowding_ = crowding_of(current_, bound);
-        judged_ = trip_.judged;
+        way_.assign(1, {0.0, 0.0});
+        return evaluate(kInfinity);
     }
 
     // What a microbatch takes before a stage: its way there, and there and back.
@@ -320,39 +322,16 @@ class Search {
         }
     }
 
-    // How much of the plan is nearly as slow as its slowest part, as a part of its time.
-    //
-    // Only the slowest stage decides the bound. Of two plans with the same bound, one in which a single
-    // stage is slow is nearer to a better plan than one in which all are. Without this the walk drifts
-    // among plans that look alike: on irregular clusters of 64 devices they were 0.5 % slower.
-    double crowding_of(const SearchPlan& plan, double bound) const {
-        if (!(bound > 0)) return 0.0;
-        const double M = in_.num_microbatches;
-        const int S = static_cast<int>(plan.size());
-        double sum = 0.0, forward_head = 0.0, head = 0.0;
-        for (int n = 0; n < S; ++n) {
-            const StageCosts& costs = plan[n].costs;
-            const double work = costs.forward + costs.backward;
-            const double ms = M * work + std::max(head, forward_head + costs.all_reduce);
-            const double part = ms / bound, fourth = part * part * part * part;
-            sum += fourth * fourth;
-            const ChannelCosts& channel = plan[n].channel;  // of the last stage it does not matter
-            forward_head += costs.forward + channel.there;
-            head += work + channel.there + channel.back;
-        }
-        return kCrowding * sum / S;
-    }
-
     // The time of a plan. What cannot beat the best time is only estimated: by its bound, and by
     // how much longer than its bound the plan that it came from takes.
-    Judgement judge(const SearchPlan& plan, double bound, const Judgement& last) {
+    PlanTime judge(const SearchPlan& plan, double bound, const PlanTime& last) {
         const double estimate_ms = bound * last.looseness;
         const bool is_close = estimate_ms < beat_ms() || last.age >= kOldest;
-        if (bound >= beat_ms() || !is_close || !may_simulate())
+        if (bound >= beat_ms() || !is_close || !may_simulate() || !fits_memory(plan))
             return {estimate_ms, last.looseness, last.age + 1};
         return simulated(plan, bound);
     }
-    Judgement simulated(const SearchPlan& plan, double bound) {
+    PlanTime simulated(const SearchPlan& plan, double bound) {
         const double ms = simulate(plan, 0);
         if (ms < beat_ms() * kWorthTryingAllRules) try_all_rules(plan, ms);
         return {ms, bound > 0 ? ms / bound : 1.0, 0};
@@ -362,40 +341,11 @@ class Search {
         return simulating_ <= kSimulated * (spent_ + kInAdvance * budget_);
     }
 
-    // With many microbatches an estimate.
-    // Where links are shared, no less than the busiest of them takes.
     double simulate(const SearchPlan& plan, int rule) {
-        const double load_ms = in_.shared ? card_load_(plan) : 0.0;
-        return std::max(load_ms, simulate_alone(plan, rule));
-    }
-
-    double simulate_alone(const SearchPlan& plan, int rule) {
-        const int S = static_cast<int>(plan.size());
-        forward_S_.resize(S), backward_S_.resize(S), reduce_S_.resize(S);
-        there_C_.resize(S), back_C_.resize(S);
-        for (int n = 0; n < S; ++n) {
-            forward_S_[n] = plan[n].costs.forward;
-            backward_S_[n] = plan[n].costs.backward;
-            reduce_S_[n] = plan[n].costs.all_reduce;
-            there_C_[n] = plan[n].channel.there;
-            back_C_[n] = plan[n].channel.back;
-        }
-        caps_S_.resize(in_.has_memory() ? S : 0);
-        for (int n = 0; n < static_cast<int>(caps_S_.size()); ++n) caps_S_[n] = plan[n].costs.cap;
-        const CostsView costs{S,
-                              in_.num_microbatches,
-                              forward_S_.data(),
-                              backward_S_.data(),
-                              there_C_.data(),
-                              back_C_.data(),
-                              reduce_S_.data(),
-                              in_.half_duplex,
-                              caps_S_.empty() ? nullptr : caps_S_.data()};
-        const RuleEstimate estimate = estimate_of(costs);
-        has_estimates_ = has_estimates_ || !estimate.is_exact;
-        const double units = kUnitsPerBlock * estimate.num_microbatches * (4 * S - 2);
+        double units = 0.0;
+        const double ms = times_.ms(plan, rule, units);
         spent_ += units, simulating_ += units;
-        return estimate_rule_ms(costs, rule, control_);
+        return ms;
     }
 
     void try_all_rules(const SearchPlan& plan, double first_rule_ms) {
@@ -408,13 +358,13 @@ class Search {
     const Instance& in_;
     Control& control_;
     Random random_;
-    const double budget_, hottest_, target_ms_, known_ms_;
+    const double budget_, hottest_, overflow_price_, target_ms_, known_ms_;
     const bool makes_large_moves_;
-    const SearchCosts costs_;
-    CardLoad card_load_;
+    SearchCosts costs_;
+    SimulatedTimes times_;
     Moves moves_;
     SearchPlan current_, next_, champion_;
-    Judgement judged_{}, champions_{};  // of the current plan, and of the best one
+    PlanTime judged_{}, champions_{kInfinity, 1.0, 0};  // of the current plan, and of the best one
     Trip trip_;
     BalancedCuts cuts_;
     Changes changes_;
@@ -423,10 +373,7 @@ class Search {
     // [stages + 1], of the current plan; of the next one [touched stages], without unknown channels
     std::vector<Way> way_, new_way_;
     std::vector<double> allowed_ms_;  // [stages]
-    double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0;
-    bool has_estimates_ = false;
-    std::vector<double> forward_S_, backward_S_, reduce_S_, there_C_, back_C_;
-    std::vector<int> caps_S_;
+    double spent_ = 0.0, simulating_ = 0.0, crowding_ = 0.0, price_ = 0.0;
     SearchResult best_;
 };
 
@@ -435,10 +382,12 @@ class Search {
 std::vector<SearchResult> local_search(const Instance& instance,
                                        const std::vector<PlacedPlan>& starts, std::uint64_t seed,
                                        double budget, double target_ms, double known_ms,
-                                       double hottest, Pool& pool, Control& control) {
+                                       double hottest, Pool& pool, Control& control,
+                                       double overflow_price) {
     std::vector<SearchResult> results(starts.size());
     pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        Search search(instance, seed * 1000003ULL + k, budget, target_ms, known_ms, hottest, control);
+        Search search(instance, seed * 1000003ULL + k, budget, target_ms, known_ms, hottest,
+                      overflow_price, control);
         results[k] = search.run(starts[k]);
     });
     return results;

@@ -39,11 +39,16 @@ struct SearchStage {
     SlowestBetween next;  // to the next stage
     StageCosts costs{};
     ChannelCosts channel{};    // to the next stage
+    double overflow = 0.0;     // how far memory is too short for it (SearchCosts); 0: it fits
     bool costs_known = false;  // of this stage
     bool channel_known = false;
 };
 
 using SearchPlan = std::vector<SearchStage>;
+
+inline bool fits_memory(const SearchPlan& plan) {
+    return std::all_of(plan.begin(), plan.end(), [](const SearchStage& s) { return !(s.overflow > 0); });
+}
 
 // How fast the devices of a stage are together: no stage of theirs is faster.
 inline double joint_speed(const Instance& in, const SearchStage& stage) {
@@ -92,6 +97,9 @@ class SearchCosts {
             for (int v = 0; v < in.num_devices; ++v)
                 both_ways_.push_back({in.bytes_per_ms[in.at(u, v)], in.bytes_per_ms[in.at(v, u)]});
     }
+    // What a stage that does not fit costs, in ms a unit of overflow; 0: it is refused. What was
+    // known of costs is then wrong.
+    void set_price(double overflow_ms) { overflow_ms_ = overflow_ms; }
     double slowest_speed(const SearchStage& stage) const {
         double slowest = in_.speed[stage.devices[0]];
         if (has_one_speed_) return slowest;
@@ -247,6 +255,10 @@ class SearchCosts {
     // The costs of the stage in its mode. If memory is too short for it, it recomputes; and it does
     // not if there is room for all microbatches.
     bool cost(SearchStage& stage, const SetLinks& links) const {
+        stage.overflow = 0.0;
+        return cost_fitting(stage, links) || (overflow_ms_ > 0 && cost_overflowing(stage, links));
+    }
+    bool cost_fitting(SearchStage& stage, const SetLinks& links) const {
         if (has_one_speed_ && !in_.has_memory() && !in_.has_measured() && !(stage.mode & kRecomputes))
             return cost_alike(stage, links);
         const auto in_mode = [&](int mode, StageCosts& costs) {
@@ -263,6 +275,33 @@ class SearchCosts {
         const int keeping = stage.mode & ~kRecomputes;
         if (in_mode(keeping, kept) && kept.cap == kNoCap) stage.mode = keeping, stage.costs = kept;
         return fits;
+    }
+
+    // A stage that does not fit, as if it could hold one microbatch. The price of its overflow is
+    // added to its all-reduce, so that the search looks for a way out here.
+    bool cost_overflowing(SearchStage& stage, const SetLinks& links) const {
+        const int first = stage.first_layer, end = stage.end_layer;
+        if (!in_.has_memory() ||
+            !make_ring(in_, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms).connected)
+            return false;
+        stage.mode &= ~kRecomputes;  // to keep one microbatch needs the least
+        cost_stage(in_, first, end, links, stage.devices, stage.mode, stage.costs);
+        set_cap(stage.costs, 1, in_.num_microbatches);
+        stage.overflow = overflow_of(stage);
+        stage.costs.all_reduce += overflow_ms_ * stage.overflow;
+        return true;
+    }
+    // The part of what its devices need that is missing, in the mean of them.
+    double overflow_of(const SearchStage& stage) const {
+        const StageNeeds needs = needs_of(in_, stage.first_layer, stage.end_layer);
+        const std::vector<double> shares = in_.shares(stage.devices, split_of(stage));
+        double missing = 0.0;
+        for (std::size_t i = 0; i < shares.size(); ++i) {
+            const double needed = needs.state_bytes + shares[i] * needs.activation_bytes;
+            const double bytes = in_.limits.memory_bytes[stage.devices[i]];
+            if (needed > bytes) missing += 1 - bytes / needed;
+        }
+        return kLeastOverflow + missing / static_cast<double>(shares.size());
     }
 
     // The same for devices of one speed without limits of memory: none of them needs to be looked at.
@@ -308,6 +347,8 @@ class SearchCosts {
     const bool keeps_links_;
     std::vector<LayerSums> layer_sums_;
     static constexpr int kMostTabulated = 256;
+    static constexpr double kLeastOverflow = 0.01;  // so that a little too much counts as well
+    double overflow_ms_ = 0.0;
     std::vector<Rates> both_ways_;  // [devices][devices], of large clusters nothing
     bool has_one_speed_ = true;
     bool first_take_more_ = true;  // of devices that differ by one sample, those with the least number

@@ -114,6 +114,7 @@ def plan_command(
             if not output:
                 raise
             raise KeyboardInterrupt(_save_interrupted(stop.plan, output)) from None
+        _note_one_stage(made)
         if uniform_replicas:
             made = _with_uniform_replicas(made, schedule)
         if output:
@@ -180,6 +181,19 @@ def _warn_of_memory(plan: "Plan") -> None:
     excess = memory_warning(plan)
     if excess:
         note(f"warning: {excess}")
+
+
+def _note_one_stage(made: "Plan") -> None:
+    """Say in one line that more stages a device were asked for, but not searched."""
+    from pipeplan.planning.planner.chains import MAX_DEVICES
+
+    num_devices, asked = made.cluster.num_devices, made.options.get("positions", 1)
+    is_asked = asked != 1 or made.options.get("split_backward")
+    if is_asked and num_devices > MAX_DEVICES and made.num_stages == len(made.groups):
+        note(
+            f"note: {num_devices} devices: several stages a device and cut backwards are searched"
+            f" up to {MAX_DEVICES} devices only; this plan has one stage a device"
+        )
 
 
 def _with_uniform_replicas(made: "Plan", schedule: str | None) -> "Plan":

@@ -25,8 +25,8 @@ from pipeplan.schedules import PORTFOLIO
 
 __all__ = ["ALL_FORMATS", "FORMATS", "TRACE", "export_plan", "parse_layer_map"]
 
-PLAIN = "plan with --positions 1 --no-split-backward"
-"""What makes plans of which every format can say more."""
+PLAIN, EVEN = "--positions 1 --no-split-backward", "--uniform-replicas --schedule 1f1b"
+"""Options that make plans without families, and plans in the only order that a program runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class Format:
     """Whether it needs to know what the layers are."""
     takes_groups: bool = False
     """Whether it can express several stages a device, and I and W."""
+    options: str = PLAIN
+    """What makes plans that it can express."""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -47,9 +49,13 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "torch-csv": Format(export=export_torch_csv, takes_groups=True),
         "torchtitan": Format(export=export_torchtitan, takes_map=True, takes_groups=True),
         "megatron": Format(
-            export=export_megatron, rules=("1f1b",), takes_map=True, takes_groups=True
+            export=export_megatron,
+            rules=("1f1b",),
+            takes_map=True,
+            takes_groups=True,
+            options=EVEN,
         ),
-        "deepspeed": Format(export=export_deepspeed, rules=("1f1b",)),
+        "deepspeed": Format(export=export_deepspeed, rules=("1f1b",), options=EVEN),
         "grid-plan": Format(export=export_grid_plan, takes_groups=True),
         "csv": Format(export=export_timeline_csv, takes_groups=True),
         "chakra": Format(export=export_chakra),
@@ -98,7 +104,8 @@ def export_plan(
         )
     words = describe(other, replayed)
     if not take_nearest:
-        again = f", or {PLAIN}" if plan.uses_families else ""
+        again = f", or plan with {chosen.options}" if plan.uses_families else ""
+        again += " and without --shard-optimizer" if plan.shard_optimizer else ""
         raise CannotExport(f"{target}: {reason}; the nearest plan is {words}: add --nearest{again}")
     done = _export(chosen, other, settings)
     return replace(done, notes=(f"{reason}; exported is the nearest plan: {words}", *done.notes))

@@ -202,7 +202,7 @@ def attempt(
     is_ours = make_draft is PLANNERS.get(planner)
     rules = _rules(schedule)
     searches = is_ours and planner in SEARCH_FAMILIES
-    if is_ours and not searches:  # it plans by its own rules, and the plan's record says so
+    if not searches:  # it plans by its own rules, and the plan's record says so
         problem = replace(problem, options=replace(problem.options, **WITHOUT_FAMILIES))
     problem = _settled(problem, is_free=searches and schedule is None)
     began_s = time.perf_counter()

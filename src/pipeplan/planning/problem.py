@@ -54,6 +54,11 @@ class Problem:
         return self.limits.memory and has_limits
 
     @property
+    def memory_differs(self) -> bool:
+        """Whether memory counts and some devices have less than others."""
+        return self.limits_memory and len({d.memory_gb for d in self.cluster.devices}) > 1
+
+    @property
     def any_shares(self) -> bool:
         """Whether shares may follow speed, so that bounds have to speak of all shares."""
         return self.limits.shares and len(set(self.cost.speed_D.tolist())) > 1

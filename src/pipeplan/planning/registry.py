@@ -1,8 +1,8 @@
 """Every planner by its name: ours, the published ones, and those of other packages."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.baselines import BASELINES, GROUP_BASELINES
@@ -60,34 +60,33 @@ def _plan_best_from_published(problem: Problem) -> Draft:
         return plan_knowing_links(problem, plan_best_shares, published.drafts)
     if problem.options.split_backward:
         require_weight_gradients(problem, "split_backward")
-    # The usual effort goes first, as it does alone. So more effort never gives a slower plan.
-    first = None
-    if problem.effort > 1:
-        with suppress(InfeasibleError):
-            first = _plan_families(replace(problem, effort=1.0), published)
-    return _plan_families(problem, published, first)
+    return _plan_families(problem, published)
 
 
-def _plan_families(
-    problem: Problem, published: "_PublishedPlans", first: Draft | None = None
-) -> Draft:
-    """One stage a device, then several; `first` is what less effort found."""
-    group_planners = [BASELINES[name] for name in GROUP_BASELINES]
-    try:
-        require_positions(problem.limits, problem.cluster, 1)
-        part = replace(problem, deadline=half_time(problem.deadline))
-        one_stage = plan_knowing_links(part, plan_best_shares, published.drafts)
-    except InfeasibleError:
-        draft = plan_chains(problem, None, group_planners, first)
-        if draft is None and problem.limits.min_stages > problem.cluster.num_devices:
-            raise InfeasibleError(
-                f"stages: no plan with {problem.limits.min_stages} stages was found that keeps the"
-                " limits; ask for fewer"
-            ) from None
-        if draft is None:
-            raise
+def _plan_families(problem: Problem, published: "_PublishedPlans") -> Draft:
+    """One stage a device, then several."""
+    failed: list[InfeasibleError] = []
+
+    @cache
+    def one_stage_of(effort: float) -> Draft | None:
+        """None if there is none; then less effort would not find one either."""
+        part = replace(problem, effort=effort, deadline=half_time(problem.deadline))
+        try:
+            require_positions(problem.limits, problem.cluster, 1)
+            return None if failed else plan_knowing_links(part, plan_best_shares, published.drafts)
+        except InfeasibleError as error:
+            failed.append(error)
+            return None
+
+    draft = plan_chains(problem, one_stage_of, [BASELINES[name] for name in GROUP_BASELINES])
+    if draft is not None:
         return draft
-    return plan_chains(problem, one_stage, group_planners, first) or one_stage
+    if problem.limits.min_stages > problem.cluster.num_devices:
+        raise InfeasibleError(
+            f"stages: no plan with {problem.limits.min_stages} stages was found that keeps the"
+            " limits; ask for fewer"
+        )
+    raise failed[0]
 
 
 class _PublishedPlans:

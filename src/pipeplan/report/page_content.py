@@ -265,6 +265,11 @@ def stage_rows(analysis: PlanAnalysis) -> list[StageRow]:
     ]
 
 
+def stage_columns(analysis: PlanAnalysis) -> tuple[tuple[str, str], ...]:
+    """The columns of the table of stages; with groups nothing is said of the cuts."""
+    return STAGE_COLUMNS[:-1] if analysis.has_groups else STAGE_COLUMNS
+
+
 def _stage_row(analysis: PlanAnalysis, index: int, *, is_folded: bool) -> StageRow:
     stage, figures = analysis.plan.stages[index], analysis.stages[index]
     group = analysis.group_of(index)

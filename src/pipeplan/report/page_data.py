@@ -109,18 +109,22 @@ def _item_data(analysis: PlanAnalysis, run: Run) -> dict[str, Any]:
         "sent": _base64(sent, "<i4"),
         "transfer_start_ms": _base64(run.transfer_start_ms_C2M, "<f8"),
         "waits": _base64(analysis.waited_for, "<i4"),
-        "sharing": _sharing_data(analysis) if analysis.costs.flows is not None else None,
+        "sharing": _sharing_of_stages(analysis) if analysis.costs.flows is not None else None,
     }
+
+
+def _sharing_of_stages(analysis: PlanAnalysis) -> dict[str, Any]:
+    """The same as `_sharing_data` with the ends of transfers, which are no items of the page."""
+    items = analysis.items
+    ends_ms = items.end_ms_N[items.first_transfer : items.first_all_reduce]
+    return {"transfer_end_ms": _base64(ends_ms, "<f8"), **_sharing_data(analysis)}
 
 
 def _sharing_data(analysis: PlanAnalysis) -> dict[str, Any]:
     """Transfers that share links have lengths of their own, and some slow each other."""
-    items, use = analysis.items, analysis.shared_use
+    use = analysis.shared_use
     slowed = sorted(use.slowed.items())
     return {
-        "transfer_end_ms": _base64(
-            items.end_ms_N[items.first_transfer : items.first_all_reduce], "<f8"
-        ),
         "links": [f"{link.name} ({link.direction})" for link in use.links],
         "slowed": _base64(np.array([number for number, _ in slowed]), "<i4"),
         "cluster_devices": analysis.plan.cluster.num_devices,

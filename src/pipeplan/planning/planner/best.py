@@ -340,6 +340,7 @@ class _Search:
             on_sets=self.plans_on_sets,
             near=self._is_within(settings.LARGE_GAP),
             shares_links=self.cost.contention is not None,
+            memory_differs=self.problem.memory_differs,
         )
         left = self.problem.effort * bought
         for cycle in itertools.count():
@@ -372,6 +373,7 @@ class _Search:
             self.problem.deadline,
             self.incumbent.iteration_ms,
             step.heat,
+            step.overflow_price,
         )
         for iteration_ms, rule, placed in found:
             if iteration_ms < np.inf:

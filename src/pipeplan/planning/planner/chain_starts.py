@@ -1,4 +1,4 @@
-"""Where the search for chains of groups starts: regular shapes with even work, and the best plan.
+"""Where the search for chains of groups starts: regular shapes with even work, and known plans.
 
 Groups are runs of a device order, equally large. The chain goes round them once or more
 (interleaved), or down and up (V, W, ...)::
@@ -18,23 +18,22 @@ from pipeplan.planning.limits import Limits
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.starts import with_ends
 
-__all__ = ["chain_starts"]
+__all__ = ["chain_of", "regular_chains"]
 
 NUM_ORDERS = 3
 MAX_ROUNDS = 4
 
 
-def chain_starts(
+def regular_chains(
     model: _core.ChainModel,
     cost: CostModel,
-    known: Sequence[Sequence[Stage]],
     *,
     max_positions: int,
     is_split: bool,
     limits: Limits | None = None,
 ) -> list[_core.ChainPlan]:
-    """The chains of known plans, then regular ones that begin and end on the devices asked for."""
-    plans = [_chain_of(model, stages, is_split) for stages in known]
+    """Regular chains that begin and end on the devices asked for."""
+    plans: list[_core.ChainPlan] = []
     num_devices, num_layers = len(cost.speed_D), len(cost.forward_ms_L)
     orders = _orders(cost)
     if limits is not None:
@@ -60,7 +59,8 @@ def chain_starts(
     return plans
 
 
-def _chain_of(model: _core.ChainModel, stages: Sequence[Stage], is_split: bool) -> _core.ChainPlan:
+def chain_of(model: _core.ChainModel, stages: Sequence[Stage], is_split: bool) -> _core.ChainPlan:
+    """The chain of a plan's stages."""
     groups = groups_of(stages)
     return _core.ChainPlan(
         model,

@@ -3,7 +3,8 @@
 A group of devices serves one stage or more, in any order along the chain. The search
 (`_core/chain_search.cpp`) anneals over groups, chains and cuts, from regular shapes and from the
 best plan with one stage a device. Each candidate is scheduled by list scheduling under the memory
-that there is. The schedules of the best ones are improved (`_core/chain_schedule.cpp`).
+that there is. The schedules of the best ones are improved (`_core/chain_schedule.cpp`). Effort is
+spent on rungs (`chain_rungs`), each of which starts from what those below have found.
 
 The result is never slower than the plan with one stage a device, nor than published orders on even
 splits that keep the limits. It has one stage a device where more would gain less than a percent.
@@ -24,7 +25,8 @@ from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
 from pipeplan.planning.limits import broken_constraint
-from pipeplan.planning.planner.chain_starts import chain_starts
+from pipeplan.planning.planner.chain_rungs import Rung, rungs_up_to
+from pipeplan.planning.planner.chain_starts import chain_of, regular_chains
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
 from pipeplan.planning.planner.placement import stage_of_shares
 from pipeplan.planning.problem import Draft, Problem, SearchInterrupted
@@ -46,7 +48,9 @@ WORTH = 0.99
 """A plan with several stages a device, or with cut backwards, has to take no more than this part of
 the time with one stage a device. Less is not worth a plan that is harder to read and to run, unless
 a published plan of that kind is faster."""
-MAX_SEED = 2**64
+NUM_REGULAR = 24
+"""Regular chains that every rung may start from."""
+MAX_SEED, NEXT_SEED = 2**64, 1_000_003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +74,24 @@ BUDGETS = (
 )
 
 
-def plan_chains(
-    problem: Problem,
-    one_stage: Draft | None,
-    published: Iterable[Callable[[Problem], Draft]] = (),
-    first: Draft | None = None,
-) -> Draft | None:
-    """The fastest of `one_stage`, the published plans within the limits, and what is found.
+OneStageOf = Callable[[float], Draft | None]
+"""The best plan with one stage a device that this effort finds, if there is one."""
 
-    None if there is nothing at all. `first` is what the usual effort found, if this is more.
+
+def plan_chains(
+    problem: Problem, one_stage_of: OneStageOf, published: Iterable[Callable[[Problem], Draft]] = ()
+) -> Draft | None:
+    """The fastest of one stage a device, the published plans within the limits, and what is found.
+
+    None if there is nothing at all.
     """
-    search = _ChainSearch(problem.within_samples(), one_stage)
+    search = _ChainSearch(problem.within_samples(), one_stage_of(problem.effort))
     try:
-        search.start(published, first)
-        if search.may_gain:
-            search.run()
-            search.run_whole_backwards()
-            search.cut_all_reduces()
-            search.join_last_gradients()
-    except KeyboardInterrupt:
+        search.start(published)
+        for rung in rungs_up_to(problem.effort):
+            if not search.is_over:
+                search.climb(rung, one_stage_of(rung.one_stage_effort))
+    except (KeyboardInterrupt, SearchInterrupted):
         draft = search.draft()
         if draft is None:
             raise
@@ -104,26 +107,41 @@ class _ChainSearch:
     def __init__(self, problem: Problem, one_stage: Draft | None) -> None:
         self.problem = problem
         self.options = problem.options
-        self.best = one_stage
         self.one_stage = one_stage
-        self.best_ms = math.inf if one_stage is None else one_stage.iteration_ms
-        self.needs_others = one_stage is None
-        """Whether the plan with one stage a device is not enough, however little others gain."""
-        self.effort = problem.effort
+        self.best: Draft | None = None
+        """The best plan of the rungs so far, with one stage a device or more."""
+        self.best_ms = math.inf
+        self.is_worth_it = one_stage is None
+        """Whether others than plans with one stage a device count, however little they gain."""
         self.max_positions = self.options.max_positions
         self.is_split = bool(self.options.split_backward)
-        """Whether the search cuts backwards."""
+        """Whether the search may cut backwards."""
         self.instance = problem.kernel_instance()
         self.work_ms = work_bound_ms(problem.cost, problem.num_microbatches)
+        self._starts: dict[float, list[_core.ChainPlan]] = {}
+        """Regular chains, the best first, by the factor of transfers."""
+        self._found: list[_core.ChainPlan] = []
+        """The best plans of the search before."""
 
-    def start(self, published: Iterable[Callable[[Problem], Draft]], first: Draft | None) -> None:
+    def start(self, published: Iterable[Callable[[Problem], Draft]]) -> None:
         """Take plans that are known."""
         for planner in published:
             self.offer_plan_of(planner)
-        if first is not None:
-            self.offer(first)
-            self.effort -= 1
-        self.needs_others |= self.best is not self.one_stage
+
+    def climb(self, rung: Rung, one_stage: Draft | None) -> None:
+        """Search with the effort of a rung, which knows this plan with one stage a device."""
+        one_stage_ms = math.inf if one_stage is None else one_stage.iteration_ms
+        if rung.number == 0 and self.best_ms < one_stage_ms * REALLY_FASTER:
+            self.is_worth_it = True  # a published plan
+        if one_stage is not None and one_stage_ms <= self.best_ms:
+            self.best, self.best_ms = one_stage, one_stage_ms
+        before = self.best
+        if self.may_gain:
+            self.run(rung)
+        if self.best is not before:
+            self.cut_all_reduces()
+            self.join_last_gradients()
+        self.is_worth_it |= self.best_ms <= one_stage_ms * WORTH
 
     @property
     def is_late(self) -> bool:
@@ -131,13 +149,17 @@ class _ChainSearch:
         return time.monotonic() >= self.problem.deadline
 
     @property
+    def is_over(self) -> bool:
+        """Whether no further rung is worth a look."""
+        has_plan = self.best is not None or self.one_stage is not None
+        return has_plan and self.is_late
+
+    @property
     def may_gain(self) -> bool:
         """Whether there may be a plan that is worth it, and time to look for one."""
-        if self.problem.cluster.num_devices > MAX_DEVICES:
+        if self.problem.cluster.num_devices > MAX_DEVICES or self.is_over:
             return False
-        if self.best is not None and self.is_late:
-            return False
-        return self.needs_others or self.work_ms < self.best_ms * WORTH
+        return self.is_worth_it or self.work_ms < self.best_ms * WORTH
 
     def _model(self, problem: Problem) -> _core.ChainModel:
         layers = problem.model.layers if self.is_split else ()
@@ -154,59 +176,69 @@ class _ChainSearch:
             shards_optimizer=self.options.shard_optimizer,
         )
 
-    def run(self) -> None:
+    def run(self, rung: Rung) -> None:
         """Search, and judge what is found by the simulator.
 
         The search counts transfers as if each were alone on its shared links. Where links are
         shared, it searches again with longer ones.
         """
         if not self.problem.cost.contention:
-            self._search(self.problem, 1.0)
+            self._search(self.problem, rung, 1.0)
             return
         for factor in CROWDED:
             cost = self.problem.cost.with_longer_transfers(factor)
-            self._search(replace(self.problem, cost=cost), 1 / len(CROWDED))
+            self._search(replace(self.problem, cost=cost), rung, factor)
 
-    def run_whole_backwards(self) -> None:
-        """Search once more without cut backwards, where none of them is in the best plan.
-
-        What a cut backward keeps may be too much for the memory that there is.
-        """
-        if not self.is_split or (self.best is not None and _has_cut(self.best)):
-            return
-        self.is_split = False
-        if self.may_gain:
-            self.run()
-
-    def _search(self, problem: Problem, part: float) -> None:
+    def _search(self, problem: Problem, rung: Rung, factor: float) -> None:
         budget = next(b for b in BUDGETS if problem.cluster.num_devices <= b.max_devices)
-        is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
-        known = [self.best.stages] if self.best is not None and is_start else []
+        is_crowded = problem is not self.problem
+        part = rung.budget * (1 / len(CROWDED) if is_crowded else 1.0)
         model = self._model(problem)
-        starts = chain_starts(
-            model,
-            problem.cost,
-            known,
-            max_positions=self.max_positions,
-            is_split=self.is_split,
-            limits=problem.limits,
-        )
         so_far = "no plan" if self.best is None else f"{self.best_ms:.6g} ms"
         problem.report(f"searching chains: {so_far} so far")
         found = _core.search_chains(
             model,
-            starts,
-            problem.seed % MAX_SEED,
+            self._starts_of(model, problem, factor),
+            (problem.seed + rung.number * NEXT_SEED) % MAX_SEED,
             budget.num_starts,
-            budget.anneal * self.effort * part,
-            budget.polish * self.effort * part * (1.0 if part == 1.0 else CROWDED_POLISH),
-            budget.num_best if part == 1.0 else CROWDED_BEST,
+            budget.anneal * part,
+            budget.polish * part * (CROWDED_POLISH if is_crowded else 1.0),
+            CROWDED_BEST if is_crowded else budget.num_best,
             problem.num_threads,
             problem.deadline,
         )
+        self._found = [plan for _, _, plan, _ in found]
         for iteration_ms, parts, plan, blocks in found:
-            if iteration_ms < self.best_ms or problem is not self.problem:
+            if iteration_ms < self.best_ms or is_crowded:
                 self.offer(self._draft_of(plan, parts, blocks))
+
+    def _starts_of(
+        self, model: _core.ChainModel, problem: Problem, factor: float
+    ) -> list[_core.ChainPlan]:
+        """The best plan, what the search before has found, and regular chains.
+
+        With cut backwards and with whole ones: what cut ones keep may be too much for the memory.
+        """
+        kinds = (True, False) if self.is_split else (False,)
+        if factor not in self._starts:
+            made = [
+                chain
+                for is_split in kinds
+                for chain in regular_chains(
+                    model,
+                    problem.cost,
+                    max_positions=self.max_positions,
+                    is_split=is_split,
+                    limits=problem.limits,
+                )
+            ]
+            self._starts[factor] = _core.rank_chains(
+                model, made, NUM_REGULAR, problem.num_threads, problem.deadline
+            )
+        is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
+        stages = self.best.stages if self.best is not None and is_start else None
+        known = [chain_of(model, stages, is_split) for is_split in kinds] if stages else []
+        return _once_each([*known, *self._found, *self._starts[factor]])
 
     def cut_all_reduces(self) -> None:
         """Let all-reduces begin within the last backward, in parts, where that is faster."""
@@ -310,11 +342,12 @@ class _ChainSearch:
 
     def draft(self) -> Draft | None:
         """The best plan; with a bound on all plans of its kind."""
-        shards = self.options.shard_optimizer
-        one_stage_ms = math.inf if self.one_stage is None else self.one_stage.iteration_ms
-        if not self.needs_others and self.best_ms > one_stage_ms * WORTH:
-            self.best = self.one_stage
-        if self.best is None or (self.best is self.one_stage and not shards):
+        shards, one_stage = self.options.shard_optimizer, self.one_stage
+        if one_stage is not None and (
+            not self.is_worth_it or one_stage.iteration_ms <= self.best_ms
+        ):
+            self.best = one_stage
+        if self.best is None or (self.best is one_stage and not shards):
             return self.best
         problem = self.problem
         num_terms = 3 * problem.num_microbatches * problem.model.num_layers + 8
@@ -331,6 +364,14 @@ class _ChainSearch:
             schedule_guarantee_ms=None,
             shard_optimizer=shards,
         )
+
+
+def _once_each(chains: Iterable[_core.ChainPlan]) -> list[_core.ChainPlan]:
+    known: dict[tuple[str, bool], _core.ChainPlan] = {}
+    for chain in chains:
+        what = str((chain.devices, chain.group, chain.end_layer))
+        known.setdefault((what, chain.is_split), chain)
+    return list(known.values())
 
 
 def _has_cut(draft: Draft) -> bool:

@@ -32,6 +32,10 @@ def starts_of(
             return [plain_plan(cost, orders, rng) for _ in range(step.num_searches)]
         case Starts.DIFFERENT:
             return different_plans(ranked, step.num_searches)
+        case Starts.MIXED:
+            half = step.num_searches // 2
+            plain = [plain_plan(cost, orders, rng) for _ in range(step.num_searches - half)]
+            return [*different_plans(ranked, half), *plain]
         case Starts.BEST:
             return ranked[: step.num_searches]
 
