@@ -3,6 +3,8 @@
 import array
 import contextvars
 import itertools
+import math
+import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -140,7 +142,49 @@ def test_what_a_chain_does_between_its_layers_is_seen_in_the_step_that_does_it(k
 
 
 def test_a_forward_that_asks_for_values_between_layers_is_refused_at_once():
-    assert "works by 'max'" in rehearse(ByValues(), torch.randn(2, W))[0]
+    assert "works by 'bool' on what layer" in rehearse(ByValues(), torch.randn(2, W))[0]
+
+
+class Shows(Named):
+    def forward(self, x):
+        y = self.a(x)
+        sys.stdout.write(
+            f"{y.mean()} {y.std():.3f} {round(y.abs().max().item() * 2, 3):.2f} {y[0]}\n"
+        )
+        return self.c(self.b(y))
+
+
+def test_what_passes_between_layers_may_be_shown(capsys):
+    assert rehearse(Shows(), torch.randn(2, W), torch.randn(5, W)) == [None, None]
+    shown = capsys.readouterr()
+    assert shown.out == "(unknown) (unknown) (unknown) (unknown)\n" * 2
+    assert shown.err.count("show it in a layer") == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda model, y: setattr(model, "mean", y.mean()), "keeps something that it computes"),
+        (lambda model, y: setattr(model, "sum", y.sum().item() + 1), "keeps something"),
+        (lambda model, y: torch.zeros(W).copy_(y[0]), "works by 'copy' on"),
+        (lambda model, y: y.detach()[0].mul_(2), "works by 'mul' on"),
+        (lambda model, y: setattr(y, "data", torch.zeros(2, W)), "works by 'data' on"),
+        (lambda model, y: torch.add(y, 1, out=y), "works by 'add' on"),
+        (lambda model, y: y.sum().item() > 1, "works by 'gt' on"),
+        (lambda model, y: float(y.sum()), "works by 'float' on"),
+        (lambda model, y: math.sqrt(y.sum().item()), "works by 'float' on"),
+        (lambda model, y: torch.equal(y, y), "works by 'equal' on"),
+        (lambda model, y: y.tolist(), "works by 'tolist' on"),
+    ],
+)
+def test_what_is_computed_between_layers_decides_and_leaves_nothing(act, text):
+    class Acts(Named):
+        def forward(self, x):
+            y = self.a(x)
+            act(self, y)
+            return self.c(self.b(y))
+
+    assert text in rehearse(Acts(), torch.randn(2, W))[0]
 
 
 def test_a_forward_that_only_calls_its_layers_is_rehearsed_without_a_word():

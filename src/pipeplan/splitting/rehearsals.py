@@ -9,6 +9,7 @@ more. So the first stage rehearses it: all layers return tokens, and compute not
                          if mask.any(): ...          real inputs decide as they would
                          if len(token a) > 3: ...    as many rows as the inputs have
                          if token a.max() > 3: ...   refused: a token has no values
+                         print(token a.mean())       right: nothing comes of it (`tokens`)
     b(token a) -> token b                            right: it gets what the layer before returned
 
 Tokens have the shapes that were seen before the first step, for as many rows as there are. If the
@@ -30,17 +31,10 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import Layout, LayoutKind
 from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.tokens import SHAPE, Token, Tokens
 from pipeplan.splitting.torch_private import call_hooks, calling, count_changes
 
-__all__ = [
-    "HARMLESS",
-    "Outline",
-    "Outlines",
-    "Rehearsal",
-    "does_its_own",
-    "outline",
-    "shapes_of",
-]
+__all__ = ["Outline", "Outlines", "Rehearsal", "does_its_own", "outline", "shapes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +68,6 @@ class Outlines:
         is_known = len(rows) == 1 and before == {shape[:1]}
         return (*rows.pop(), *shape[1:]) if is_known else None
 
-
-HARMLESS = frozenset(
-    {
-        *("contiguous", "to", "type", "cpu", "cuda", "requires_grad_"),
-        *("float", "double", "half", "bfloat16", "long", "int", "bool"),
-    }
-)
-"""Functions that may return their argument itself, since nothing is to be done."""
 
 REMEDY = (
     "layers named one by one are a chain, each called with what the one before returns, so that is"
@@ -127,6 +113,9 @@ class Rehearsal:
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         """By id: how often each was changed in place."""
         self._shapes: tuple[tuple[int, ...], ...] = ()
+        self._tokens = Tokens(self._refuse)
+        self.has_told = False
+        """Whether it has said that code shows what is unknown."""
         self._passing: list[torch.Tensor] = []
         """The tokens that the layer before returned."""
         self._last, self._before = -1, "the model's input"
@@ -159,6 +148,8 @@ class Rehearsal:
             with _lent(self._calls):
                 output = self._model(*args, **kwargs)
             self._end(output)
+            del output
+            self._look_behind()
         except RuntimeMismatchError:
             raise
         except Exception as error:
@@ -191,7 +182,7 @@ class Rehearsal:
             self._last, self._before = atom, name
             known = self._outlines.of_layers[self._model.training][atom]
             self._passing = [
-                _Token.make(kind, self._outlines.shape_of(shape, self._shapes), self._refuse)
+                self._tokens.make(kind, self._outlines.shape_of(shape, self._shapes))
                 for kind, shape in zip(known.kinds, known.shapes, strict=True)
             ]
             return put_tensors(known.template, self._passing)
@@ -212,7 +203,9 @@ class Rehearsal:
         for tensor in tensors_in(values):
             may_be = may_be_input or self._last < 0
             changes = self._inputs.get(id(tensor), (-1, None))[0] if may_be else -1
-            is_given = not isinstance(tensor, _Token) and changes == count_changes(tensor)
+            is_given = not isinstance(tensor, Token) and changes == count_changes(tensor)
+            if isinstance(tensor, Token) and tensor.made_by is not None:
+                raise self._refuse(tensor.made_by)
             if id(tensor) not in known and not is_given:
                 raise RuntimeMismatchError(
                     "model: its forward works by something else on what passes from"
@@ -238,6 +231,20 @@ class Rehearsal:
             )
         self._look([output], "the model's output", may_be_input=False)
 
+    def _look_behind(self) -> None:
+        """Refuse what was computed between layers and is kept; say that it is not shown."""
+        if self._tokens.are_kept():
+            raise RuntimeMismatchError(
+                "model: its forward keeps something that it computes of what passes between its"
+                f" layers; {REMEDY}"
+            )
+        if self._tokens.was_shown and not self.has_told:
+            self.has_told = True
+            sys.stderr.write(
+                "pipeplan: the model's forward shows what passes between its layers; layers named"
+                ' one by one are called without it, so it shows "(unknown)": show it in a layer\n'
+            )
+
 
 def _no_tensor(tensor: Any) -> str:
     return "a tensor"
@@ -257,50 +264,3 @@ def _lent(calls: Sequence[tuple[nn.Module, Callable[..., Any] | None]]) -> Itera
     finally:
         for (module, _), before in zip(calls, kept, strict=True):
             calling(module, before)
-
-
-FREE = frozenset({"dtype", "device", "is_cuda", "is_cpu", "layout"})
-"""What code may ask of a token: it stays what it was in the first step."""
-
-
-SHAPE = frozenset({"shape", "size", "len", "__len__", "dim", "ndim", "numel", "nelement"})
-
-
-class _Token(torch.Tensor):
-    """Stands for a tensor that passes from layer to layer; nothing may be done with it."""
-
-    refuse: Callable[[str], RuntimeMismatchError]
-    like: torch.Tensor | None
-    """A tensor of its shape, if that is known."""
-
-    @classmethod
-    def make(
-        cls,
-        dtype: torch.dtype,
-        shape: tuple[int, ...] | None,
-        refuse: Callable[[str], RuntimeMismatchError],
-    ) -> "_Token":
-        """A token for a tensor of this type."""
-        token = torch.empty(0, dtype=dtype).as_subclass(cls)
-        token.refuse = refuse
-        token.like = None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
-        return token
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Refuse all functions but questions for the type."""
-        name = getattr(func, "__name__", str(func))
-        if name in ("__get__", "__set__"):
-            name = func.__self__.__name__
-        if name in FREE:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if name in SHAPE and isinstance(args[0], _Token) and args[0].like is not None:
-            return func(args[0].like, *args[1:], **(kwargs or {}))
-        if name == "requires_grad" and getattr(func, "__name__", "") == "__get__":
-            return torch.is_grad_enabled()
-        if name in HARMLESS and isinstance(args[0], _Token):
-            return args[0]
-        token = next(each for each in tensors_in([args, kwargs or {}]) if isinstance(each, _Token))
-        raise token.refuse(name.strip("_"))

@@ -48,7 +48,7 @@ __all__ = [
 def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
     """The whole model's results; the model has to be whole."""
     model, result, randomness = stage.module.model, Result(), SameRandomness()
-    _clear(*stage.modules())
+    _clear(stage.modules())
     atoms = stage.module.atoms
     recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
     recorder.attach(model)
@@ -87,14 +87,14 @@ def numbers_of_whole(stage: StageCalls, sample: Sample) -> Numbers:
     """What the whole model computes in training: output, losses and gradients, as a few numbers."""
     numbers: Numbers = {}
     randomness = SameRandomness()
-    _clear(*stage.modules())
+    _clear(stage.modules())
     seed_python("start")
     with _mode(stage.modules(), trains=True), randomness:
         total, _ = _whole_loss(stage, sample.copied(), 1.0, sample.num_rows, numbers=numbers)
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     _note_gradients(stage, numbers)
-    _clear(*stage.modules())
+    _clear(stage.modules())
     return numbers
 
 
@@ -127,14 +127,14 @@ def gradients_of_whole(
     """The gradients of the whole model's parameters; it has to be whole, and to draw nothing."""
     model, shares = stage.module.model, stage.shares(samples)
     num_rows = sum(sample.num_rows for sample in samples)
-    _clear(*stage.modules())
+    _clear(stage.modules())
     with torch.enable_grad():
         for sample, share in zip(samples, shares, strict=True):
             total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    _clear(*stage.modules())
+    _clear(stage.modules())
     return found
 
 
@@ -219,7 +219,7 @@ def _run_alone(
 ) -> Result:
     module, result = stage.module, Result()
     randomness = SameRandomness(owned_positions(module))
-    _clear(module.model)
+    _clear(list(module.model.modules()))
     recorder = LayerRecorder(module.layout, randomness)
     recorder.attach(module.model)
     evaluating = contextlib.nullcontext() if trains else stage.runner.evaluating()
@@ -343,7 +343,7 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
         named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
     result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
-    _clear(*stage.modules())
+    _clear(stage.modules())
     for parameter in stage.parameters.values():
         parameter.grad = None
 
@@ -358,9 +358,10 @@ def _require_no_gradients(model: nn.Module) -> None:
             )
 
 
-def _clear(*modules: nn.Module) -> None:
+def _clear(modules: Sequence[nn.Module]) -> None:
+    """Forget the gradients of these modules, but not of those inside of them."""
     for module in modules:
-        for parameter in module.parameters():
+        for parameter in module.parameters(recurse=False):
             parameter.grad = None
 
 
@@ -373,7 +374,8 @@ def _mode(modules: Sequence[nn.Module], *, trains: bool) -> Iterator[None]:
         return
     modes = [(module, module.training) for module in modules]
     for module in modules:
-        module.eval()
+        if module.training:  # otherwise a module that holds it has done that
+            module.eval()
     try:
         with torch.no_grad():
             yield
