@@ -197,6 +197,24 @@ def test_a_forward_that_only_calls_its_layers_is_rehearsed_without_a_word():
     assert rehearse(Plain(), torch.randn(2, W), torch.randn(7, W)) == [None, None]
 
 
+def test_texts_and_numbers_that_a_model_is_given_pass_to_its_layers():
+    class GivesTexts(Named):
+        def forward(self, x, texts, scale=1.0):
+            return self.c(self.b(self.a(x, texts, scale=scale)))
+
+    class TakesTexts(Layer):
+        def forward(self, x, texts, scale):
+            return super().forward(x) * scale + len(texts[0])
+
+    model, x = GivesTexts(), torch.randn(2, W)
+    model.a = TakesTexts()
+    layout = lay_out(model, ["a", "b", "c"])
+    known = Outlines(of_layers={True: [outline(x)] * 3}, inputs=shapes_of([x], {}))
+    rehearsal = Rehearsal(model, layout, cut(model, layout, range(1)).held.originals, known)
+    rehearsal.run((x, ["a", "bb"]), {"scale": 1.5})
+    rehearsal.run((x, ["ccc", "d"]), {"scale": 2.5})
+
+
 # ------------------------------------------------------------------ memories
 
 LOCAL, CONTEXT = threading.local(), contextvars.ContextVar("calls", default=0)

@@ -19,7 +19,7 @@ A forward that `nn.Sequential` has itself does nothing between its layers, and i
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ from torch import nn
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import Layout, LayoutKind
-from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.tokens import SHAPE, Token, Tokens
 from pipeplan.splitting.torch_private import call_hooks, calling, count_changes
 
@@ -69,6 +69,7 @@ class Outlines:
         return (*rows.pop(), *shape[1:]) if is_known else None
 
 
+GIVEN = "a tensor or an input"
 REMEDY = (
     "layers named one by one are a chain, each called with what the one before returns, so that is"
     " lost, now or in a later step: put it into a layer"
@@ -112,6 +113,8 @@ class Rehearsal:
         self._is_off = False
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         """By id: how often each was changed in place."""
+        self._given: set[int] = set()
+        """The ids of all that the model was given, texts and arrays of numpy, too."""
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._tokens = Tokens(self._refuse)
         self.has_told = False
@@ -142,7 +145,7 @@ class Rehearsal:
         if self._is_off:
             return
         self._inputs = {id(t): (count_changes(t), t) for t in tensors_in([args, dict(kwargs)])}
-        self._shapes = shapes_of(args, kwargs)
+        self._given, self._shapes = _ids_in([*args, *kwargs.values()]), shapes_of(args, kwargs)
         self._passing, self._last, self._before = [], -1, "the model's input"
         try:
             with _lent(self._calls):
@@ -214,13 +217,24 @@ class Rehearsal:
 
     def _look_at_plain(self, atom: int, name: str, arguments: Any) -> None:
         """Refuse numbers, texts and the like that are others than in the first microbatch."""
-        shown = repr(map_tensors(list(arguments), _no_tensor))
+        args, kwargs = arguments
+        shown = repr([[self._shown(each) for each in args], self._shown({**kwargs})])
         before = self._plain.setdefault((self._model.training, atom), shown)
         if before != shown and " at 0x" not in shown:
             raise RuntimeMismatchError(
                 f"model: its forward calls {name} with other arguments than in the first step"
                 f" ({shown}, before {before}); {REMEDY}"
             )
+
+    def _shown(self, value: Any) -> Any:
+        """The value without tensors, and without what the model itself was given."""
+        if isinstance(value, torch.Tensor) or id(value) in self._given:
+            return GIVEN
+        if isinstance(value, Mapping):
+            return {key: self._shown(entry) for key, entry in value.items()}
+        if isinstance(value, tuple | list):
+            return [self._shown(entry) for entry in value]
+        return value
 
     def _end(self, output: Any) -> None:
         if self._last + 1 < len(self._layout.atoms):
@@ -246,8 +260,16 @@ class Rehearsal:
             )
 
 
-def _no_tensor(tensor: Any) -> str:
-    return "a tensor"
+def _ids_in(values: Iterable[Any]) -> set[int]:
+    """Those of nested values and of all their entries."""
+    found: set[int] = set()
+    for value in values:
+        found.add(id(value))
+        if isinstance(value, Mapping):
+            found |= _ids_in(value.values())
+        elif isinstance(value, tuple | list):
+            found |= _ids_in(value)
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -22,6 +22,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.verification.arrivals import as_message
@@ -111,10 +112,14 @@ def _note_gradients(stage: StageCalls, numbers: Numbers) -> None:
         numbers[what] = add_up(numbers.get(what), found)
 
 
-def evaluate_whole(stage: StageCalls, sample: Sample) -> tuple[float, Any]:
-    """The whole model's loss and output in evaluation; the model has to be whole."""
+def evaluate_whole(stage: StageCalls, sample: Sample, *, draws: bool = True) -> tuple[float, Any]:
+    """The whole model's loss and output in evaluation; the model has to be whole.
+
+    If a run of the same sample has shown that it `draws` nothing, this one is faster.
+    """
     args, kwargs = sample.copied().call
-    with _mode(stage.modules(), trains=False), SameRandomness():
+    randomness = SameRandomness() if draws else contextlib.nullcontext()
+    with _mode(stage.modules(), trains=False), randomness:
         with stage.autocast():
             output = stage.module.model(*args, **kwargs)
         loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
@@ -184,14 +189,14 @@ def _crossing(module: StageModule, recorder: LayerRecorder, atom: int) -> Noted 
     return call.output if call else None
 
 
-def try_whole(stage: StageCalls, sample: Sample) -> list[torch.Tensor] | None:
+def try_whole(stage: StageCalls, sample: Sample, state: KeptState) -> list[torch.Tensor] | None:
     """What the whole model gives for a sample, and its loss; None if it raises.
 
-    Two such runs give the same unless Python remembers something of what came between them.
+    Two such runs give the same unless Python remembers something of what came between them. It
+    has its `state` afterwards.
     """
     args, kwargs = sample.copied().call
     with stage.module.whole() as model:
-        state = stage.state()
         seed_python("start")
         try:
             with torch.no_grad(), SameRandomness(), warnings.catch_warnings():
