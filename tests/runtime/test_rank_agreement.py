@@ -101,7 +101,7 @@ def change_weights(pipeline):
     ("change", "problem"),
     [
         (step_scheduler, "optimizer: rank 1 has other options than rank 0"),
-        (change_weights, "has other values on other replicas of its stage"),
+        (change_weights, "has other values on other ranks that hold it"),
     ],
 )
 def test_a_rank_that_is_changed_alone_is_refused(change, problem):

@@ -40,14 +40,6 @@ class CodeState:
             or (variable.get() is not value and repr(variable.get()) != repr(value))
         ]
 
-    def moved(self) -> list[str]:
-        """Iterators that have moved on and cannot be put back."""
-        return [
-            f"variable {variable.name!r}: holds a {kind}"
-            for variable, _, contents in self._saved
-            for kind in contents.moved()
-        ]
-
     def restrict(self, variables: Iterable[Variable]) -> None:
         """Forget all others."""
         kept = {id(variable) for variable in variables}
@@ -67,6 +59,19 @@ class KeptState:
 
     of_modules: ModuleState
     of_code: CodeState
+
+    @classmethod
+    def now(
+        cls,
+        model: nn.Module,
+        functions: Iterable[Any],
+        only: tuple[list[nn.Module], list[Variable]] | None,
+    ) -> "KeptState":
+        """Of a model and its functions, or of these modules and variables `only`."""
+        if only is not None:
+            return cls(ModuleState(only[0]), CodeState(only[1]))
+        modules = list(model.modules())
+        return cls(ModuleState(modules), CodeState.of(modules, functions))
 
     def changed(self) -> tuple[list[nn.Module], list[Variable]]:
         """The modules and variables that have another state now."""

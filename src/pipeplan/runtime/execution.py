@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.code_state import CodeState, KeptState
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.code_variables import Variable
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.kept_microbatches import (
@@ -34,7 +34,6 @@ from pipeplan.runtime.kept_microbatches import (
     small_roots_of,
 )
 from pipeplan.runtime.loss_terms import LossTerms
-from pipeplan.runtime.module_state import ModuleState
 from pipeplan.runtime.random_state import BlockSeeds, seed_all, seed_torch
 from pipeplan.runtime.stage_inputs import cloned, entered
 from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
@@ -72,20 +71,16 @@ class StageRunner:
         self._loss = loss
         self._where = f"layers {module.layers_text}"
         self._kept: dict[int, Kept] = {}
-        self._halves: dict[int, WeightHalf] = {}
-        """What the weights' gradients of a microbatch need."""
+        self._halves: dict[int, WeightHalf] = {}  # what the weights' gradients need
         self._boxes = SavedBoxes() if splits else None
         self._evaluates = self._runs_again = False
         self._clones_inputs = self._is_checked = False
-        self._seeds_all = self._seeds_each = True
-        """Whether the next block, and whether each block seeds Python and numpy, too."""
+        self._seeds_all = self._seeds_each = True  # Python and numpy: the next block, and each one
         self.on_output: Callable[[Any, Any], None] | None = None
         """Is called with the output and the targets of the next microbatch of the last stage."""
         self._extra: list[torch.Tensor] = []
-        self._front: KeptState | None = None
-        """What modules and their code remembered in front of the last forward."""
+        self._front: KeptState | None = None  # in front of the last forward
         self._changing: tuple[list[nn.Module], list[Variable]] | None = None
-        """What changes in a forward: modules and variables; None until the first one."""
         self.extra_loss: torch.Tensor | None = None
         """What layers added to the loss in the last forward, times the rows' share of the batch.
         None if they added nothing."""
@@ -254,7 +249,7 @@ class StageRunner:
         roots: Sequence[torch.Tensor | GradientEdge | None] = kept.roots
         extra = kept.extra_roots
         if kept.state is not None:
-            now = self._state_now()
+            now = self._state_of_blocks()
             kept.state.put_back()
             self._runs_again = True
             roots = self._forward_again(kept)
@@ -296,16 +291,12 @@ class StageRunner:
         """What the modules remember that a forward changes; None if no forward will run again."""
         if self._evaluates:
             return None
-        self._front = self._state_now()
+        self._front = self._state_of_blocks()
         return self._front
 
-    def _state_now(self) -> KeptState:
-        if self._changing is not None:
-            modules, variables = self._changing
-            return KeptState(ModuleState(modules), CodeState(variables))
-        modules = list(self._module.model.modules())
+    def _state_of_blocks(self) -> KeptState:
         functions = [self._loss.loss_fn] if self._loss is not None else []
-        return KeptState(ModuleState(modules), CodeState.of(modules, functions))
+        return KeptState.now(self._module.model, functions, self._changing)
 
     def _learn_changes(self, state: KeptState) -> None:
         """Find out, in the first forward, which modules and variables remember something."""
@@ -382,8 +373,7 @@ class StageRunner:
     def _run_loss(
         self, carried: list[torch.Tensor], call: Any, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._loss is None:
-            raise AssertionError("only the last stage has a loss")
+        assert self._loss is not None  # only the last stage has one
         output = self._run(carried, call, seed)
         _, _, targets, share = call
         if self.on_output is not None:

@@ -33,7 +33,7 @@ Reference:
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,12 +60,14 @@ class GradientReducer:
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[nn.Parameter] | Mapping[str, nn.Parameter],
         reductions: Sequence[Reduction],
         bucket_bytes: float = BUCKET_BYTES,
     ) -> None:
-        self.parameters = list(parameters)
-        self.name_of: dict[int, str] = {}
+        named = parameters if isinstance(parameters, Mapping) else {}
+        given: Any = list(named.values()) if named else parameters
+        self.parameters: list[nn.Parameter] = list(given)
+        self.name_of = {id(parameter): name for name, parameter in named.items()}
         """By id, what messages call parameters."""
         self._buckets = [
             bucket for reduction in reductions for bucket in make_buckets(reduction, bucket_bytes)

@@ -147,15 +147,13 @@ def set_up_replica(
     share_initial_values(model, group, ranks, reductions)
     # In the norm, the first replica of the first stage that holds a parameter counts it.
     counted = [p for name, p in named.items() if not replica and min(held_by[name]) in ends]
-    reducer = GradientReducer(list(named.values()), reductions, settings.bucket_bytes)
-    reducer.name_of = {id(parameter): name for name, parameter in named.items()}
     return Replica(
         parts=tuple(
             _make_part(plan, module, place, transport, settings)
             for module, place in zip(modules, places, strict=True)
         ),
         held=held,
-        reducer=reducer,
+        reducer=GradientReducer(named, reductions, settings.bucket_bytes),
         named=named,
         held_by=held_by,
         parameters=list(named.values()),

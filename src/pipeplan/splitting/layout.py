@@ -15,6 +15,7 @@ list is the `nn.ModuleList` or `nn.Sequential` with the most parameters. In tran
 stack of blocks.
 """
 
+import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +25,15 @@ from torch import nn
 from pipeplan.documents.text import nearest, printable
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["BEFORE", "BEHIND", "Layout", "LayoutKind", "find_sides", "lay_out"]
+__all__ = [
+    "BEFORE",
+    "BEHIND",
+    "Layout",
+    "LayoutKind",
+    "argument_names",
+    "find_sides",
+    "lay_out",
+]
 
 BEFORE = "before"
 """Everything that runs in front of the layer list: embeddings, masks."""
@@ -296,3 +305,13 @@ def _example(name: str, expected: list[str]) -> str:
     if hint.startswith("; did"):
         return hint
     return f"; its layers are {', '.join(expected[:2])}, ..., {expected[-1]}"
+
+
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's arguments."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)

@@ -1,5 +1,6 @@
 """Takes tensors out of tuples, lists and dicts, to send or divide them, and puts them back."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
@@ -30,7 +31,12 @@ def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
         tensors.append(part)
         return ["tensor", len(tensors) - 1]
     if isinstance(part, dict) and all(isinstance(key, str) for key in part):
-        return ["dict", {key: _take(entry, tensors, where) for key, entry in part.items()}]
+        kind = "ordered" if type(part) is OrderedDict else "dict"
+        return [kind, {key: _take(entry, tensors, where) for key, entry in part.items()}]
+    if isinstance(part, dict) and all(isinstance(key, bool | int | float | str) for key in part):
+        return ["pairs", [[key, _take(entry, tensors, where)] for key, entry in part.items()]]
+    if isinstance(part, torch.Size):
+        return ["size", list(part)]
     if isinstance(part, tuple | list):
         entries = [_take(entry, tensors, where) for entry in part]
         if hasattr(part, "_fields"):
@@ -39,6 +45,10 @@ def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
     # An enum with numbers or text as values would arrive as a bare number or text.
     if part is None or (isinstance(part, bool | int | float | str) and not isinstance(part, Enum)):
         return ["plain", part]
+    if isinstance(part, dict):
+        raise RuntimeMismatchError(
+            f"{where}: a dict whose keys are neither text nor numbers cannot cross a cut; use text"
+        )
     raise RuntimeMismatchError(
         f"{where}: a {type(part).__name__} cannot cross a cut; only tensors, numbers, text and"
         " None can, alone or in tuples, lists and dicts"
@@ -61,6 +71,12 @@ def put_tensors(template: Template, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "dict":
         return {key: put_tensors(entry, tensors) for key, entry in content.items()}
+    if kind == "ordered":
+        return OrderedDict((key, put_tensors(entry, tensors)) for key, entry in content.items())
+    if kind == "pairs":
+        return {key: put_tensors(entry, tensors) for key, entry in content}
+    if kind == "size":
+        return torch.Size(content)
     if kind in ("tuple", "list"):
         entries = [put_tensors(entry, tensors) for entry in content]
         return tuple(entries) if kind == "tuple" else entries
@@ -76,12 +92,15 @@ def map_tensors(value: Any, function: Callable[[Any], Any], leaf: type = torch.T
     if isinstance(value, leaf | torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(entry, function, leaf) for key, entry in value.items()}
+        entries = {key: map_tensors(entry, function, leaf) for key, entry in value.items()}
+        return OrderedDict(entries) if type(value) is OrderedDict else entries
+    if isinstance(value, torch.Size):
+        return value
     if isinstance(value, tuple | list):
-        entries = [map_tensors(entry, function, leaf) for entry in value]
+        parts = [map_tensors(entry, function, leaf) for entry in value]
         if hasattr(value, "_fields"):
-            return type(value)(*entries)
-        return tuple(entries) if isinstance(value, tuple) else entries
+            return type(value)(*parts)
+        return tuple(parts) if isinstance(value, tuple) else parts
     return value
 
 

@@ -9,6 +9,7 @@ more. So the first stage rehearses it: all layers return tokens, and compute not
                          if mask.any(): ...          real inputs decide as they would
                          if len(token a) > 3: ...    as many rows as the inputs have
                          if token a.max() > 3: ...   refused: a token has no values
+                         print(token a.mean())       right: nothing comes of it (`tokens`)
     b(token a) -> token b                            right: it gets what the layer before returned
 
 Tokens have the shapes that were seen before the first step, for as many rows as there are. If the
@@ -18,7 +19,7 @@ A forward that `nn.Sequential` has itself does nothing between its layers, and i
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,18 +30,11 @@ from torch import nn
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.layout import Layout, LayoutKind
-from pipeplan.splitting.nesting import map_tensors, put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
+from pipeplan.splitting.tokens import SHAPE, Token, Tokens
 from pipeplan.splitting.torch_private import call_hooks, calling, count_changes
 
-__all__ = [
-    "HARMLESS",
-    "Outline",
-    "Outlines",
-    "Rehearsal",
-    "does_its_own",
-    "outline",
-    "shapes_of",
-]
+__all__ = ["Outline", "Outlines", "Rehearsal", "does_its_own", "outline", "shapes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +69,7 @@ class Outlines:
         return (*rows.pop(), *shape[1:]) if is_known else None
 
 
-HARMLESS = frozenset(
-    {
-        *("contiguous", "to", "type", "cpu", "cuda", "requires_grad_"),
-        *("float", "double", "half", "bfloat16", "long", "int", "bool"),
-    }
-)
-"""Functions that may return their argument itself, since nothing is to be done."""
-
+GIVEN = "a tensor or an input"
 REMEDY = (
     "layers named one by one are a chain, each called with what the one before returns, so that is"
     " lost, now or in a later step: put it into a layer"
@@ -126,7 +113,12 @@ class Rehearsal:
         self._is_off = False
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
         """By id: how often each was changed in place."""
+        self._given: set[int] = set()
+        """The ids of all that the model was given, texts and arrays of numpy, too."""
         self._shapes: tuple[tuple[int, ...], ...] = ()
+        self._tokens = Tokens(self._refuse)
+        self.has_told = False
+        """Whether it has said that code shows what is unknown."""
         self._passing: list[torch.Tensor] = []
         """The tokens that the layer before returned."""
         self._last, self._before = -1, "the model's input"
@@ -153,12 +145,14 @@ class Rehearsal:
         if self._is_off:
             return
         self._inputs = {id(t): (count_changes(t), t) for t in tensors_in([args, dict(kwargs)])}
-        self._shapes = shapes_of(args, kwargs)
+        self._given, self._shapes = _ids_in([*args, *kwargs.values()]), shapes_of(args, kwargs)
         self._passing, self._last, self._before = [], -1, "the model's input"
         try:
             with _lent(self._calls):
                 output = self._model(*args, **kwargs)
             self._end(output)
+            del output
+            self._look_behind()
         except RuntimeMismatchError:
             raise
         except Exception as error:
@@ -191,7 +185,7 @@ class Rehearsal:
             self._last, self._before = atom, name
             known = self._outlines.of_layers[self._model.training][atom]
             self._passing = [
-                _Token.make(kind, self._outlines.shape_of(shape, self._shapes), self._refuse)
+                self._tokens.make(kind, self._outlines.shape_of(shape, self._shapes))
                 for kind, shape in zip(known.kinds, known.shapes, strict=True)
             ]
             return put_tensors(known.template, self._passing)
@@ -212,7 +206,10 @@ class Rehearsal:
         for tensor in tensors_in(values):
             may_be = may_be_input or self._last < 0
             changes = self._inputs.get(id(tensor), (-1, None))[0] if may_be else -1
-            if id(tensor) not in known and changes != count_changes(tensor):
+            is_given = not isinstance(tensor, Token) and changes == count_changes(tensor)
+            if isinstance(tensor, Token) and tensor.made_by is not None:
+                raise self._refuse(tensor.made_by)
+            if id(tensor) not in known and not is_given:
                 raise RuntimeMismatchError(
                     "model: its forward works by something else on what passes from"
                     f" {self._before} to {text}; {REMEDY}"
@@ -220,13 +217,24 @@ class Rehearsal:
 
     def _look_at_plain(self, atom: int, name: str, arguments: Any) -> None:
         """Refuse numbers, texts and the like that are others than in the first microbatch."""
-        shown = repr(map_tensors(list(arguments), _no_tensor))
+        args, kwargs = arguments
+        shown = repr([[self._shown(each) for each in args], self._shown({**kwargs})])
         before = self._plain.setdefault((self._model.training, atom), shown)
         if before != shown and " at 0x" not in shown:
             raise RuntimeMismatchError(
                 f"model: its forward calls {name} with other arguments than in the first step"
                 f" ({shown}, before {before}); {REMEDY}"
             )
+
+    def _shown(self, value: Any) -> Any:
+        """The value without tensors, and without what the model itself was given."""
+        if isinstance(value, torch.Tensor) or id(value) in self._given:
+            return GIVEN
+        if isinstance(value, Mapping):
+            return {key: self._shown(entry) for key, entry in value.items()}
+        if isinstance(value, tuple | list):
+            return [self._shown(entry) for entry in value]
+        return value
 
     def _end(self, output: Any) -> None:
         if self._last + 1 < len(self._layout.atoms):
@@ -237,9 +245,31 @@ class Rehearsal:
             )
         self._look([output], "the model's output", may_be_input=False)
 
+    def _look_behind(self) -> None:
+        """Refuse what was computed between layers and is kept; say that it is not shown."""
+        if self._tokens.are_kept():
+            raise RuntimeMismatchError(
+                "model: its forward keeps something that it computes of what passes between its"
+                f" layers; {REMEDY}"
+            )
+        if self._tokens.was_shown and not self.has_told:
+            self.has_told = True
+            sys.stderr.write(
+                "pipeplan: the model's forward shows what passes between its layers; layers named"
+                ' one by one are called without it, so it shows "(unknown)": show it in a layer\n'
+            )
 
-def _no_tensor(tensor: Any) -> str:
-    return "a tensor"
+
+def _ids_in(values: Iterable[Any]) -> set[int]:
+    """Those of nested values and of all their entries."""
+    found: set[int] = set()
+    for value in values:
+        found.add(id(value))
+        if isinstance(value, Mapping):
+            found |= _ids_in(value.values())
+        elif isinstance(value, tuple | list):
+            found |= _ids_in(value)
+    return found
 
 
 def _line(error: Exception) -> str:
@@ -256,50 +286,3 @@ def _lent(calls: Sequence[tuple[nn.Module, Callable[..., Any] | None]]) -> Itera
     finally:
         for (module, _), before in zip(calls, kept, strict=True):
             calling(module, before)
-
-
-FREE = frozenset({"dtype", "device", "is_cuda", "is_cpu", "layout"})
-"""What code may ask of a token: it stays what it was in the first step."""
-
-
-SHAPE = frozenset({"shape", "size", "len", "__len__", "dim", "ndim", "numel", "nelement"})
-
-
-class _Token(torch.Tensor):
-    """Stands for a tensor that passes from layer to layer; nothing may be done with it."""
-
-    refuse: Callable[[str], RuntimeMismatchError]
-    like: torch.Tensor | None
-    """A tensor of its shape, if that is known."""
-
-    @classmethod
-    def make(
-        cls,
-        dtype: torch.dtype,
-        shape: tuple[int, ...] | None,
-        refuse: Callable[[str], RuntimeMismatchError],
-    ) -> "_Token":
-        """A token for a tensor of this type."""
-        token = torch.empty(0, dtype=dtype).as_subclass(cls)
-        token.refuse = refuse
-        token.like = None if shape is None else torch.empty(shape, dtype=dtype, device="meta")
-        return token
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Refuse all functions but questions for the type."""
-        name = getattr(func, "__name__", str(func))
-        if name in ("__get__", "__set__"):
-            name = func.__self__.__name__
-        if name in FREE:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if name in SHAPE and isinstance(args[0], _Token) and args[0].like is not None:
-            return func(args[0].like, *args[1:], **(kwargs or {}))
-        if name == "requires_grad" and getattr(func, "__name__", "") == "__get__":
-            return torch.is_grad_enabled()
-        if name in HARMLESS and isinstance(args[0], _Token):
-            return args[0]
-        token = next(each for each in tensors_in([args, kwargs or {}]) if isinstance(each, _Token))
-        raise token.refuse(name.strip("_"))

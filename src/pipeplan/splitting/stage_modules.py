@@ -21,7 +21,6 @@ model only while it runs (`held_model`).
 """
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +32,8 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.held_model import HeldModel
-from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, find_sides
+from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, argument_names
+from pipeplan.splitting.layout import find_sides as sides_of
 from pipeplan.splitting.nesting import map_tensors, tensors_in
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.rehearsals import Rehearsal
@@ -90,7 +90,6 @@ def cut_all(
 
 
 COLLECTING_OPTIONS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Options of Hugging Face's models that collect something of each layer."""
 
 
 class StageModule:
@@ -164,7 +163,7 @@ class _ChainStage(StageModule):
         model = held.model
         self._spreads_tuples = layout.kind is LayoutKind.NAMED
         self._calls = [model.get_submodule(layout.atoms[atom]) for atom in atoms]
-        self._keywords = [_keywords(module) for module in self._calls]
+        self._keywords = [argument_names(module) for module in self._calls]
         self.needs_inputs = self.is_first or (self._spreads_tuples and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
@@ -260,7 +259,7 @@ class _ListStage(StageModule):
 
     def _replace_sides(self, layout: Layout, holds_before: bool, holds_behind: bool) -> None:
         """Put stand-ins in the place of other stages' modules beside the list."""
-        for name, side in find_sides(self.model, layout.list_name).items():
+        for name, side in sides_of(self.model, layout.list_name).items():
             module = self.model.get_submodule(name)
             if isinstance(module, nn.Dropout):
                 # Models may use one dropout on both sides. A stage of neither side needs none.
@@ -396,13 +395,3 @@ class _Leave(BaseException):
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
-
-
-def _keywords(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's arguments."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)

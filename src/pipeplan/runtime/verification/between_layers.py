@@ -27,7 +27,8 @@ from pipeplan.runtime.verification.same_randomness import SameRandomness
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 from pipeplan.splitting.layout import Layout
 from pipeplan.splitting.nesting import tensors_in
-from pipeplan.splitting.rehearsals import HARMLESS, does_its_own
+from pipeplan.splitting.rehearsals import does_its_own
+from pipeplan.splitting.tokens import HARMLESS
 from pipeplan.splitting.torch_private import count_changes
 
 __all__ = ["find_operation"]

@@ -78,13 +78,14 @@ def find_other_run(runs: Mapping[int, WholeRun], rounding: float) -> str | None:
     Runs with other weights are left out: nothing can be said of them.
     """
     (first, mine), *others = runs.items()
+    floor = _floor(mine.numbers)
     for rank, other in others:
         if other.weights != mine.weights:
             continue
         allowed = rounding if other.device == mine.device else max(rounding, OTHER_DEVICES)
         for what in dict.fromkeys((*mine.numbers, *other.numbers)):
             pair = mine.numbers.get(what), other.numbers.get(what)
-            if not _are_alike(pair, allowed, _floor(mine.numbers, what)):
+            if not _are_alike(pair, allowed, floor if what.startswith("the gradient") else 0.0):
                 texts = [_text(each) for each in pair]
                 return (
                     f"model: {printable(what)} {texts[0]} on rank {first} and {texts[1]} on rank"
@@ -93,10 +94,8 @@ def find_other_run(runs: Mapping[int, WholeRun], rounding: float) -> str | None:
     return None
 
 
-def _floor(numbers: Numbers, what: str) -> float:
+def _floor(numbers: Numbers) -> float:
     """A size below which a gradient is nothing but rounding."""
-    if not what.startswith("the gradient"):
-        return 0.0
     return 1e-4 * max((each[2] for each in numbers.values() if each is not None), default=0.0)
 
 

@@ -22,6 +22,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.verification.arrivals import as_message
@@ -48,7 +49,7 @@ __all__ = [
 def run_whole(stage: StageCalls, samples: Sequence[Sample], *, trains: bool) -> Result:
     """The whole model's results; the model has to be whole."""
     model, result, randomness = stage.module.model, Result(), SameRandomness()
-    _clear(*stage.modules())
+    _clear(stage.modules())
     atoms = stage.module.atoms
     recorder = LayerRecorder(stage.module.layout, randomness, (atoms.start, atoms.stop))
     recorder.attach(model)
@@ -87,14 +88,14 @@ def numbers_of_whole(stage: StageCalls, sample: Sample) -> Numbers:
     """What the whole model computes in training: output, losses and gradients, as a few numbers."""
     numbers: Numbers = {}
     randomness = SameRandomness()
-    _clear(*stage.modules())
+    _clear(stage.modules())
     seed_python("start")
     with _mode(stage.modules(), trains=True), randomness:
         total, _ = _whole_loss(stage, sample.copied(), 1.0, sample.num_rows, numbers=numbers)
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     _note_gradients(stage, numbers)
-    _clear(*stage.modules())
+    _clear(stage.modules())
     return numbers
 
 
@@ -111,10 +112,14 @@ def _note_gradients(stage: StageCalls, numbers: Numbers) -> None:
         numbers[what] = add_up(numbers.get(what), found)
 
 
-def evaluate_whole(stage: StageCalls, sample: Sample) -> tuple[float, Any]:
-    """The whole model's loss and output in evaluation; the model has to be whole."""
+def evaluate_whole(stage: StageCalls, sample: Sample, *, draws: bool = True) -> tuple[float, Any]:
+    """The whole model's loss and output in evaluation; the model has to be whole.
+
+    If a run of the same sample has shown that it `draws` nothing, this one is faster.
+    """
     args, kwargs = sample.copied().call
-    with _mode(stage.modules(), trains=False), SameRandomness():
+    randomness = SameRandomness() if draws else contextlib.nullcontext()
+    with _mode(stage.modules(), trains=False), randomness:
         with stage.autocast():
             output = stage.module.model(*args, **kwargs)
         loss = stage.loss.of(output, sample.copied().targets, 1.0, stage.autocast())
@@ -127,14 +132,14 @@ def gradients_of_whole(
     """The gradients of the whole model's parameters; it has to be whole, and to draw nothing."""
     model, shares = stage.module.model, stage.shares(samples)
     num_rows = sum(sample.num_rows for sample in samples)
-    _clear(*stage.modules())
+    _clear(stage.modules())
     with torch.enable_grad():
         for sample, share in zip(samples, shares, strict=True):
             total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    _clear(*stage.modules())
+    _clear(stage.modules())
     return found
 
 
@@ -184,14 +189,14 @@ def _crossing(module: StageModule, recorder: LayerRecorder, atom: int) -> Noted 
     return call.output if call else None
 
 
-def try_whole(stage: StageCalls, sample: Sample) -> list[torch.Tensor] | None:
+def try_whole(stage: StageCalls, sample: Sample, state: KeptState) -> list[torch.Tensor] | None:
     """What the whole model gives for a sample, and its loss; None if it raises.
 
-    Two such runs give the same unless Python remembers something of what came between them.
+    Two such runs give the same unless Python remembers something of what came between them. It
+    has its `state` afterwards.
     """
     args, kwargs = sample.copied().call
     with stage.module.whole() as model:
-        state = stage.state()
         seed_python("start")
         try:
             with torch.no_grad(), SameRandomness(), warnings.catch_warnings():
@@ -219,7 +224,7 @@ def _run_alone(
 ) -> Result:
     module, result = stage.module, Result()
     randomness = SameRandomness(owned_positions(module))
-    _clear(module.model)
+    _clear(list(module.model.modules()))
     recorder = LayerRecorder(module.layout, randomness)
     recorder.attach(module.model)
     evaluating = contextlib.nullcontext() if trains else stage.runner.evaluating()
@@ -343,7 +348,7 @@ def _note_tensors(stage: StageCalls, result: Result) -> None:
     if stage.module.is_last and isinstance(stage.loss.loss_fn, nn.Module):  # not in the whole model
         named |= stage.loss.loss_fn.named_buffers(LOSS_NAME)
     result.buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
-    _clear(*stage.modules())
+    _clear(stage.modules())
     for parameter in stage.parameters.values():
         parameter.grad = None
 
@@ -358,9 +363,10 @@ def _require_no_gradients(model: nn.Module) -> None:
             )
 
 
-def _clear(*modules: nn.Module) -> None:
+def _clear(modules: Sequence[nn.Module]) -> None:
+    """Forget the gradients of these modules, but not of those inside of them."""
     for module in modules:
-        for parameter in module.parameters():
+        for parameter in module.parameters(recurse=False):
             parameter.grad = None
 
 
@@ -373,7 +379,8 @@ def _mode(modules: Sequence[nn.Module], *, trains: bool) -> Iterator[None]:
         return
     modes = [(module, module.training) for module in modules]
     for module in modules:
-        module.eval()
+        if module.training:  # otherwise a module that holds it has done that
+            module.eval()
     try:
         with torch.no_grad():
             yield

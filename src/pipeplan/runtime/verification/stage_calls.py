@@ -65,6 +65,7 @@ class Result:
     """Whether globals, or objects that layers hold, have changed."""
     numbers: Numbers = field(default_factory=dict)
     """Of the whole model in training: its output, losses and all gradients."""
+    leaves_before: dict[str, Any] = field(default_factory=dict)
     leaves: dict[str, Any] = field(default_factory=dict)
     """What variables of the stage's code hold afterwards, by path."""
     has_gradient: bool = False

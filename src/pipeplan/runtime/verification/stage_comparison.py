@@ -13,7 +13,7 @@ changed a little while it lasts: they could hide a difference.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from pipeplan.runtime.verification.differences import (
 )
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.loss_rows import LossOfRows
+from pipeplan.runtime.verification.nudges import nudged
 from pipeplan.runtime.verification.parameter_marks import changed_since, changed_text, marks_of
 from pipeplan.runtime.verification.row_division import Divided, look_at_division
 from pipeplan.runtime.verification.row_influence import RowReport, look_at_rows
@@ -60,9 +61,6 @@ from pipeplan.splitting.rehearsals import Outlines
 from pipeplan.splitting.stage_modules import StageModule
 
 __all__ = ["Report", "compare_stage", "failed", "first_difference"]
-
-NUDGE = 0.05
-"""The size of the changes of constant parameters."""
 
 
 class WholeModelError(RuntimeMismatchError):
@@ -116,17 +114,19 @@ def compare_stage(
     module, weights = stage.module, fingerprint_whole(stage)
     own_state = ModuleState(module.model.modules(), parameters=True)
     marks = marks_of(module.model)
-    before = try_whole(stage, samples[0])
+    with module.whole():
+        state = stage.state()  # to look at all of it takes long
+    before = try_whole(stage, samples[0], state)
     changed = changed_since(marks, module.model)
     own_state.put_back()
-    with _nudged(_all_tensors(stage)):
+    with nudged(_all_tensors(stage)):
         shared = _shared_with_others(stage, held_by)
         rows, divided = RowReport(), Divided()
         outlines: Outlines | None = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training itself will warn
-                wholes = _run_whole_model(stage, samples)
+                wholes = _run_whole_model(stage, samples, state)
                 difference, cut = _run_and_compare(stage, samples, wholes, shared)
                 if difference is None:
                     difference, outlines = look_at_chain(stage, samples[0], wholes)
@@ -141,7 +141,7 @@ def compare_stage(
             own_state.put_back()
     if changed and (difference is not None or recomputes or has_replicas):
         difference = _in_forward(changed_text(changed))
-    elif before is not None and _differ(before, try_whole(stage, samples[0])):
+    elif before is not None and _differ(before, try_whole(stage, samples[0], state)):
         difference = _in_forward(REMEMBERS)
     elif difference is None and recomputes and cut.uses_own_generator:
         difference = _in_forward(_own_generator_text(module))
@@ -200,21 +200,24 @@ def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor] | None
     return second is None or len(first) != len(second) or not all(map(are_close, first, second))
 
 
-def _run_whole_model(stage: StageCalls, samples: Sequence[Sample]) -> dict[bool, Result]:
-    """The whole model's results in training and in evaluation."""
+def _run_whole_model(
+    stage: StageCalls, samples: Sequence[Sample], state: KeptState
+) -> dict[bool, Result]:
+    """The whole model's results in training and in evaluation; it has its `state` afterwards."""
     variables = stage.variables()
     with stage.module.whole() as model:
-        state = stage.state()
         try:
             results = {}
             for trains in (True, False):
+                before = read_leaves(variables)
                 results[trains] = run_whole(stage, samples, trains=trains)
                 results[trains].remembers = state.of_modules.changed_numbers(model)
                 results[trains].keeps_state = state.of_modules.have_objects_changed() or bool(
                     state.of_code.changed()
                 )
+                results[trains].leaves_before = before
                 results[trains].leaves = read_leaves(variables)
-                _require_still([*state.of_modules.moved(model), *state.of_code.moved()])
+                _require_still(state.of_modules.moved(model))  # those of programs may be logs
                 state.put_back()
             _require_separate_tensors(stage, samples, results[False], state)
             state.put_back()
@@ -255,13 +258,14 @@ def _require_separate_tensors(
     `copied` has copies of all tensors that cross the cuts of the stage, as a message makes them.
     """
     kind = stage.amp_dtype or torch.float32
-    values = [evaluate_whole(stage, sample)[0] for sample in samples]
+    draws = bool(copied.draws)
+    values = [evaluate_whole(stage, sample, draws=draws)[0] for sample in samples]
     for value, share, loss in zip(values, stage.shares(samples), copied.losses, strict=True):
         expected = torch.tensor(value * share, dtype=torch.float64)
         if not share or are_close(expected, loss.double().cpu(), dtype=kind):
             continue
         state.put_back()
-        if [evaluate_whole(stage, sample)[0] for sample in samples] != values:
+        if [evaluate_whole(stage, each, draws=draws)[0] for each in samples] != values:
             return  # it gives something else in every run; that is another problem
         raise RuntimeMismatchError(
             f"layers {stage.module.layers_text}: a tensor that enters or leaves them shares its"
@@ -375,25 +379,3 @@ def first_difference(
     runs = {rank: report.run for rank, report in pairs if report.run is not None}
     other = find_other_run(runs, rounding(1.0)) if runs else None
     return other or find_in_sums(reports, rounding)
-
-
-@contextlib.contextmanager
-def _nudged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, parameters whose elements are all equal are a little different."""
-    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for tensor in tensors:
-        if id(tensor) in kept or not isinstance(tensor, nn.Parameter) or not tensor.numel():
-            continue
-        if not tensor.is_floating_point() or tensor.is_meta:
-            continue
-        values = tensor.detach()
-        if bool((values == values.flatten()[0]).all()):
-            kept[id(tensor)] = (tensor, values.clone())
-            generator = torch.Generator().manual_seed(tensor.numel())  # alike on all ranks
-            noise = torch.randn(tensor.shape, generator=generator) * NUDGE
-            tensor.data.add_(noise.to(tensor.device, tensor.dtype))
-    try:
-        yield
-    finally:
-        for tensor, values in kept.values():
-            tensor.data.copy_(values)

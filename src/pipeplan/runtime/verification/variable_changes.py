@@ -6,7 +6,6 @@ compared with what they hold behind those of a stage, for all variables that cod
 reads. They begin with the same values.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from pipeplan.runtime.verification.stage_calls import Result
 __all__ = ["find_shared_variable", "read_leaves"]
 
 MISSING = "nothing"
+LOOSE = (str, bytes, float)
 TOLERANCE = 1e-4
 
 
@@ -33,13 +33,17 @@ def find_shared_variable(before: Mapping[str, Any], whole: Result, cut: Result) 
     """One line about a variable that other stages change, too; None if there is none.
 
     Entries of dicts and lists count if forwards of this stage change them, too: others may be
-    notes of each layer by itself.
+    notes of each layer by itself. Texts and plain floats are left out: they may be times.
     """
     for path in dict.fromkeys((*whole.leaves, *cut.leaves)):
         start, mine, theirs = (
             each.get(path, MISSING) for each in (before, cut.leaves, whole.leaves)
         )
         is_own = not _are_alike(start, mine)
+        # What cannot be put back, such as in objects of other packages, begins with other values.
+        begins_alike = _are_alike(start, whole.leaves_before.get(path, MISSING))
+        if not begins_alike or (isinstance(theirs, LOOSE) and theirs is not MISSING):
+            continue
         if _are_alike(mine, theirs) or (not is_own and "[" in path):
             continue
         return (
@@ -64,9 +68,6 @@ def _are_alike(first: Any, second: Any) -> bool:
         )
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return first.shape == second.shape and bool(np.array_equal(first, second))
-    if isinstance(first, float) and isinstance(second, float):
-        is_same = math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-9)
-        return is_same or (math.isnan(first) and math.isnan(second))
     return type(first) is type(second) and bool(first == second)
 
 
