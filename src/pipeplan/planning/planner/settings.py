@@ -169,9 +169,9 @@ and with two searches that take nearly all of it, 0.6 %."""
 
 _THROUGH_OVERFLOW = (SearchStep(Starts.MIXED, 1.0, heat=0.4, overflow_price=1.0),) * 4
 """Where devices have different memory: plans that fit are then far apart, and searches walk through
-plans that do not fit. On 34 clusters with 10 to 19 devices and a planted plan, plans were 1.90 times
-as slow as the planted one in geometric mean without and 1.10 with these steps; with a heat of 0.01
-1.33, with a price of 0.3 1.16. With equal memory they find nothing."""
+plans that do not fit. On 34 clusters with 10 to 19 devices and a planted plan, plans were 1.90
+times as slow as the planted one in geometric mean without and 1.10 with these steps; with a heat of
+0.01 1.33, with a price of 0.3 1.16. With equal memory they find nothing."""
 
 BEFORE_PROOF = SearchStep(Starts.DIFFERENT, 0.25)
 """Where the proof looks at all sets of devices."""
