@@ -278,7 +278,7 @@ def test_several_stages_a_device_pay_on_shared_links_too():
 
 def test_chains_are_found_where_the_first_device_is_given():
     model, cluster = zoo.model("bert-large"), own_links("4x2-25g")
-    asked = ({"effort": 0.3}, {"effort": 0.3, "first_on": "h3d1"})
+    asked = ({"effort": 1.0}, {"effort": 1.0, "first_on": "h3d1"})
     free, bound = (quick_plan(model, cluster, 4, **options) for options in asked)
     assert 7 in bound.stages[0].devices
     assert bound.uses_families

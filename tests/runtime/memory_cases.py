@@ -51,7 +51,7 @@ def measure(rank, make, plans):
         model, sample = make()
         data = torch.cat([sample] * MICROBATCHES)
         with Pipeline(plan, model, mlp_loss, torch.optim.AdamW) as pipeline:
-            for _ in range(3):  # behind batch 2, ranks have the whole model for a while
+            for _ in range(3):  # behind batches 1, 2, 4, ... stages are compared with the model
                 pipeline.step(data, data)
             gc.collect()  # what the comparison with the whole model has left
             with HeldMemory() as held:

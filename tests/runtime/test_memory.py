@@ -61,13 +61,24 @@ def test_memory_of_one_stage_a_device(tmp_path):
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CHAINS)
 def test_memory_of_chains(name, recompute, tmp_path):
-    """Stages of one recomputed block reach 1.31: a message under way is a tenth of theirs."""
     chain = CHAINS[name]
     check(
         tmp_path,
         *(groups(chain, blocks_a_stage=n, recompute=recompute) for n in (2, 4)),
         groups(chain, recompute=recompute, gradient_buckets=3),
     )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_memory_of_stages_of_one_block(recompute, tmp_path):
+    """While attention runs backward in I, torch holds six tensors that the next op frees.
+
+    A plan does not count what one op holds. Where a stage is one recomputed block, it keeps 17
+    tensors of that size, so this is more than a fifth.
+    """
+    cases = [groups(chain, blocks_a_stage=1, recompute=recompute) for chain in (LINE, V)]
+    check(tmp_path, *cases, allowance=1.36 if recompute else ALLOWANCE)
 
 
 @pytest.mark.full
@@ -88,5 +99,7 @@ def test_memory_of_more_schedules(tmp_path):
 
 @pytest.mark.full
 def test_memory_of_small_layers_with_recomputation(tmp_path):
-    """A rank holds little there, and the next message, which came early, is a tenth of it."""
-    check(tmp_path, stages("mlp", [("1f1b", True)] * 3), allowance=1.3)
+    """A rank holds ten tensors. A plan counts no messages: here up to three, the next one that
+    comes, and two that went but that a late neighbour has not taken yet.
+    """
+    check(tmp_path, stages("mlp", [("1f1b", True)] * 3), allowance=1.35)

@@ -36,6 +36,7 @@ from pipeplan.runtime.kept_microbatches import (
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.random_state import BlockSeeds, seed_all, seed_torch
 from pipeplan.runtime.stage_inputs import cloned, entered
+from pipeplan.runtime.stage_outputs import exits_of
 from pipeplan.splitting.nesting import put_tensors, take_tensors, tensors_in
 from pipeplan.splitting.split_backward import (
     Root,
@@ -216,9 +217,10 @@ class StageRunner:
     ) -> list[torch.Tensor | None]:
         """The gradient of each input of the stage; `grad_outputs` are those of its outputs.
 
-        None is the gradient of a tensor that has no influence on the loss.
+        None is the gradient of a tensor that has no influence on the loss. With recomputation, the
+        backward takes large gradients out of the list.
         """
-        return run_whole(*self._take_roots(microbatch, grad_outputs))
+        return run_whole(*self._take_roots(microbatch, grad_outputs, is_whole=True))
 
     def backward_input(
         self, microbatch: int, grad_outputs: list[torch.Tensor | None]
@@ -242,7 +244,7 @@ class StageRunner:
         self._halves.pop(microbatch).run()
 
     def _take_roots(
-        self, microbatch: int, grad_outputs: list[torch.Tensor | None]
+        self, microbatch: int, grad_outputs: list[torch.Tensor | None], *, is_whole: bool = False
     ) -> tuple[Kept, list[tuple[torch.Tensor | GradientEdge, torch.Tensor]]]:
         """Where the backward of a microbatch begins; with recomputation, runs its forward again."""
         kept = self._kept.pop(microbatch)
@@ -252,7 +254,7 @@ class StageRunner:
             now = self._state_of_blocks()
             kept.state.put_back()
             self._runs_again = True
-            roots = self._forward_again(kept)
+            roots = self._forward_again(kept, grad_outputs if is_whole else None)
             self._runs_again = False
             extra = known_roots(self._extra)
             self._extra = []
@@ -317,12 +319,16 @@ class StageRunner:
         self._extra = []
         return extra
 
-    def _forward_again(self, kept: Kept) -> list[GradientEdge | None]:
+    def _forward_again(
+        self, kept: Kept, gradients: list[torch.Tensor | None] | None
+    ) -> list[GradientEdge | None]:
+        """Where the backward begins; it takes the gradients, if they are given."""
         with self._saving():
             if kept.grad_outputs is not None:
                 return roots_of([self._run_loss(kept.carried, kept.call, kept.seed)[0]])
             output = self._run(kept.carried, kept.call, kept.seed)
-        return roots_of(take_tensors(output, self._where)[0])
+        tensors, _ = take_tensors(output, self._where)
+        return roots_of(tensors) if gradients is None else exits_of(tensors, gradients)
 
     def _run(self, carried: list[torch.Tensor], call: Any, seed: int) -> Any:
         """The output of the layers.

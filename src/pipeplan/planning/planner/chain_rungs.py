@@ -9,7 +9,7 @@ from itertools import pairwise
 
 __all__ = ["USUAL_EFFORT", "Rung", "rungs_up_to"]
 
-EFFORTS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+EFFORTS = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 USUAL_EFFORT = 1.0
 
 
