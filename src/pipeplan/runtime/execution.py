@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.code_variables import Variable
-from pipeplan.runtime.extra_losses import collect_losses
+from pipeplan.runtime.extra_losses import collect_losses, sum_of_losses
 from pipeplan.runtime.kept_microbatches import (
     Kept,
     known_roots,
@@ -311,10 +311,7 @@ class StageRunner:
         self.extra_loss = None
         if not self._extra:
             return []
-        self.extra_loss = sum(
-            (loss.detach().double() * row_share for loss in self._extra),
-            start=torch.zeros((), dtype=torch.float64, device=self._device),
-        )
+        self.extra_loss = sum_of_losses(self._extra, row_share, self._device)
         extra = [] if self._recompute or self._evaluates else known_roots(self._extra)
         self._extra = []
         return extra
@@ -370,11 +367,8 @@ class StageRunner:
             self._module.rehearsal.run(args, kwargs)
         self._seed(seed)
         value = put_tensors(template, carried) if template is not None else None
-        with collect_losses() as self._extra:
-            if self._amp_dtype is None:
-                return self._module(value, args, kwargs)
-            with self._autocast():
-                return self._module(value, args, kwargs)
+        with collect_losses() as self._extra, self._autocast():
+            return self._module(value, args, kwargs)
 
     def _run_loss(
         self, carried: list[torch.Tensor], call: Any, seed: int

@@ -16,7 +16,7 @@ import torch
 
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["add_loss", "collect_losses"]
+__all__ = ["add_loss", "collect_losses", "sum_of_losses"]
 
 _collected: ContextVar[list[torch.Tensor] | None] = ContextVar("pipeplan_losses", default=None)
 
@@ -53,3 +53,11 @@ class _Collecting:
 def collect_losses() -> contextlib.AbstractContextManager[list[torch.Tensor]]:
     """Collect inside what layers add; the list fills while they run."""
     return _Collecting()
+
+
+def sum_of_losses(
+    losses: list[torch.Tensor], row_share: float, device: torch.device
+) -> torch.Tensor:
+    """Added losses of a microbatch that has this share of the batch's rows, as one number."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return sum((loss.detach().double() * row_share for loss in losses), start=zero)

@@ -55,9 +55,8 @@ OPTIMAL_WITHIN = 1e-7
 """Proofs are so exact. Plans that are nearer to the bound count as optimal (`Bound.verdict`)."""
 SET_CAPACITY = 2
 """Points in a front of planning on sets. 16 take up to five times as long, and prove no more."""
-NUM_POLISHED = {False: 4, True: 2}
+NUM_POLISHED, NUM_POLISHED_ON_SETS = {False: 4, True: 2}, {False: 16, True: 8}
 """Plans for which each search looks for better schedules, by whether links are shared."""
-NUM_POLISHED_ON_SETS = {False: 16, True: 8}  # the same
 
 
 def plan_best(
@@ -242,8 +241,8 @@ class _Search:
             self.problem.deadline,
             unit,
         )
+        ends = self.coarse.end_layer
         for placed in plans:
-            ends = self.coarse.end_layer
             self.offer(placed_stages(placed, self.instance, order=order, end_layer=ends))
         return least_ms
 
@@ -260,8 +259,8 @@ class _Search:
         """The best lower bound that is worth its time."""
         problem = self.problem
         is_wanted = problem.needs_bound or self.plans_on_sets  # on sets it finds plans as well
-        is_small = self.num_devices <= settings.MAX_PROVED_DEVICES
-        if self.is_optimal or self.is_late or not (is_wanted and is_small):
+        is_over = self.is_optimal or self.is_late
+        if is_over or not is_wanted or self.num_devices > settings.MAX_PROVED_DEVICES:
             return
         problem.report("proving a lower bound")
         proofs = [self._prove_relaxed, self._prove_on_sets_or_prices]
