@@ -100,5 +100,6 @@ def test_memory_of_more_schedules(tmp_path):
 @pytest.mark.full
 def test_memory_of_small_layers_with_recomputation(tmp_path):
     """A rank holds ten tensors. A plan counts no messages: here up to three, the next one that
-    comes, and two that went but that a late neighbour has not taken yet."""
+    comes, and two that went but that a late neighbour has not taken yet.
+    """
     check(tmp_path, stages("mlp", [("1f1b", True)] * 3), allowance=1.35)
