@@ -390,7 +390,7 @@ class TestLocalSearch:
             )
             best_ms = min(min(_core.rule_times(instance, plan, np.inf)) for plan in plans)
             start = _core.PlacedPlan(instance, [3, 6, 9, 12], sets)
-            ((ms, rule, placed),) = _core.local_search(instance, [start], seed, 3e5, 0.0, 1)
+            ((ms, rule, placed),) = _core.local_search(instance, [start], seed, 6e5, 0.0, 1)
             assert _core.rule_times(instance, placed, np.inf)[rule] == pytest.approx(ms, rel=1e-12)
             used = [device for devices in placed.devices for device in devices]
             assert len(used) == len(set(used))

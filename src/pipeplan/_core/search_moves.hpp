@@ -33,7 +33,8 @@ class Moves : public MoveChoices {
         if (in_.has_memory() && in_.limits.may_recompute && random_.below(10) == 0) return flip_mode();
         if (in_.limits.any_shares && random_.below(10) == 0) return flip_split();
         if (moves_groups_ && random_.below(kOneInGroups) == 0) return move_group();
-        return makes_large_moves_ ? make_one_of(kMoves) : make_one_of(kMovesOfMany);
+        if (!makes_large_moves_) return make_one_of(kMovesOfMany);
+        return moves_groups_ ? make_one_of(kMovesOfAlike) : make_one_of(kMoves);
     }
 
     // A move that changes how many stages there are, or how many devices they have. The cuts are no
@@ -375,6 +376,13 @@ class Moves : public MoveChoices {
         {&Moves::swap_sets, 4},    {&Moves::split, 1},       {&Moves::merge, 1},
         {&Moves::reverse_sets, 4}, {&Moves::use_unused, 2},  {&Moves::drop_device, 1},
         {&Moves::join, 6},         {&Moves::trade, 20},      {&Moves::move_device_and_cut, 3},
+        {&Moves::divide_anew, 1}};
+    // Where groups of devices move together: single ones that trade lead away from that.
+    static constexpr Weighted kMovesOfAlike[] = {
+        {&Moves::shift_cut, 3},    {&Moves::move_device, 2}, {&Moves::swap_devices, 1},
+        {&Moves::swap_sets, 1},    {&Moves::split, 1},       {&Moves::merge, 1},
+        {&Moves::reverse_sets, 1}, {&Moves::use_unused, 1},  {&Moves::drop_device, 1},
+        {&Moves::join, 5},         {&Moves::trade, 5},       {&Moves::move_device_and_cut, 2},
         {&Moves::divide_anew, 1}};
     // On more than 64 devices.
     static constexpr Weighted kMovesOfMany[] = {

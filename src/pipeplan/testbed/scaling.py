@@ -106,8 +106,10 @@ def _peak_gb_per_s(plan: Plan, timeline: Timeline | GroupTimeline) -> float:
         add(reduce.start_ms, reduce.end_ms, num_bytes)
     if not changes:
         return 0.0
-    # At one instant, ends come before starts.
-    return float(np.cumsum([rate for _, rate in sorted(changes)]).max())
+    # At one instant, ends come before starts. Rounding may put them a little apart.
+    instant_ms = timeline.iteration_ms * SAME
+    changes.sort(key=lambda change: (round(change[0] / instant_ms), change[1]))
+    return float(np.cumsum([rate for _, rate in changes]).max())
 
 
 def _fine_rows(plan: Plan) -> int:
