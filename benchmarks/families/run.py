@@ -89,6 +89,18 @@ def cases_of_file(path: Path) -> list[Case]:
     ]
 
 
+def case_of(name: str, model: ModelProfile, cluster: Cluster, microbatches: int) -> Case:
+    """With the memory of the best plan with one stage a device."""
+    one = plan(model, cluster, microbatches, divisible=True, **ONE_STAGE)
+    peak_gb = max(one.require_predicted().peak_memory_gb.values())
+    return Case(
+        name=name,
+        model=with_weight_gradients(model),
+        cluster=with_memory(cluster, peak_gb * (1 + 1e-9)),
+        microbatches=microbatches,
+    )
+
+
 def own_cases() -> list[Case]:
     """Zoo models on zoo clusters; the memory is that of the best plan with one stage a device."""
     cases = []
@@ -96,16 +108,7 @@ def own_cases() -> list[Case]:
         model, microbatches = zoo.model(name), MICROBATCHES[(number + number // 6) % 4]
         own_links = replace(zoo.cluster(where), uplink_gb_per_s=None, shared=())
         cluster = with_memory(own_links, None)
-        one = plan(model, cluster, microbatches, divisible=True, **ONE_STAGE)
-        peak_gb = max(one.require_predicted().peak_memory_gb.values())
-        cases.append(
-            Case(
-                name=f"{name} {where}",
-                model=with_weight_gradients(model),
-                cluster=with_memory(cluster, peak_gb * (1 + 1e-9)),
-                microbatches=microbatches,
-            )
-        )
+        cases.append(case_of(f"{name} {where}", model, cluster, microbatches))
     return cases
 
 
@@ -119,17 +122,8 @@ def unseen_cases(folder: Path, known: set[str]) -> list[Case]:
         model = read_model(path)
         for draw in range(2):
             cluster = random_links(rng) if draw else unequal_hosts(rng)
-            microbatches = rng.choice(MICROBATCHES)
-            one = plan(model, cluster, microbatches, divisible=True, **ONE_STAGE)
-            peak_gb = max(one.require_predicted().peak_memory_gb.values())
-            cases.append(
-                Case(
-                    name=f"{path.name.split('.')[0]} {cluster.name}",
-                    model=with_weight_gradients(model),
-                    cluster=with_memory(cluster, peak_gb * (1 + 1e-9)),
-                    microbatches=microbatches,
-                )
-            )
+            name = f"{path.name.split('.')[0]} {cluster.name}"
+            cases.append(case_of(name, model, cluster, rng.choice(MICROBATCHES)))
     return cases
 
 

@@ -17,14 +17,12 @@ again and again.
 import os
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pipeplan.documents.text import printable
@@ -40,6 +38,7 @@ from pipeplan.runtime.fingerprints import fingerprint, given_tensors, memory_of
 from pipeplan.runtime.function_watch import FunctionWatch
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.rank_values import as_number, is_time
+from pipeplan.runtime.settings_agreement import gather_if_unlike
 from pipeplan.runtime.variable_leaves import (
     MOST_LEAVES,
     NUMBERS,
@@ -112,12 +111,9 @@ class CodeAgreement:
             if each.variable is not ENVIRONMENT  # it has the rank's own
         }
         own.update(self._attributes(model))
-        digests: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
-        if len(set(digests)) == 1:
+        everyone = gather_if_unlike(own)
+        if not everyone:
             return
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, own)
         for name, first in everyone[0].items():
             others = [each.get(name, {}) for each in everyone[1:]]
             for rank, other in enumerate(others, start=1):

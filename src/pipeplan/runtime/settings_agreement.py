@@ -22,7 +22,7 @@ from pipeplan.runtime.function_watch import text_of_function
 from pipeplan.runtime.model_checks import require_whole
 from pipeplan.runtime.replica_setup import ReplicaSettings
 
-__all__ = ["hash_options", "require_same_settings"]
+__all__ = ["gather_if_unlike", "hash_options", "require_same_settings"]
 
 
 def require_same_settings(
@@ -79,12 +79,7 @@ def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
         name: f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
         for name, p in named
     }
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
-    if len(set(digests)) == 1:
-        return
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    everyone = gather_if_unlike(own)
     for rank, other in enumerate(everyone):
         for name in dict.fromkeys((*everyone[0], *other)):
             mine, theirs = everyone[0].get(name, "not there"), other.get(name, "not there")
@@ -93,6 +88,17 @@ def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
                     f"parameter {printable(name)!r}: is {theirs} on rank {rank}, but {mine} on rank"
                     " 0; build the model alike on every rank"
                 )
+
+
+def gather_if_unlike(own: Any) -> list[Any]:
+    """What each rank has, where ranks differ; empty where they agree, for a few bytes each."""
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
+    if len(set(digests)) == 1:
+        return []
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone
 
 
 def _hash_plan(plan: Plan) -> str:
