@@ -21,7 +21,9 @@ from pipeplan.runtime.model_checks import (  # noqa: E402
 from pipeplan.runtime.optimizers import (  # noqa: E402
     find_options,
     make_separate_optimizer,
+    make_trials,
     plan_groups,
+    require_no_mixing,
 )
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from pipeplan.runtime.step_checks import SameModel  # noqa: E402
@@ -207,15 +209,28 @@ def take_stage(optimizer_fn, *, is_apart=True, groups_fn=None):
     groups = plan_groups(model, None, groups_fn)
     expected = find_options(model, None, optimizer_fn, groups)
     own = {name: p for name, p in model.named_parameters() if name.startswith("2")}
-    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, is_apart=is_apart)
+    trials = make_trials(optimizer_fn, groups) if is_apart else None
+    optimizer = make_separate_optimizer(optimizer_fn, own, groups, expected, trials)
     assert all(map(torch.equal, before, model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
     return optimizer
 
 
+def train_small(optimizer, num_steps):
+    """Let an optimizer step with gradients of one."""
+    for _ in range(num_steps):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
 @pytest.mark.parametrize("name", BY_THEMSELVES)
 def test_optimizers_of_torch_update_each_parameter_by_itself(name):
-    take_stage(getattr(torch.optim, name))
+    kind = getattr(torch.optim, name)
+    optimizer = take_stage(kind)
+    train_small(optimizer, 5)
+    require_no_mixing(make_trials(kind, None), optimizer)
 
 
 def test_optimizers_that_mix_parameters_are_refused():
@@ -225,12 +240,69 @@ def test_optimizers_that_mix_parameters_are_refused():
     take_stage(lambda found: Noisy(found, lr=0.1))
 
 
+class LateNorm(OneNorm):
+    """Does so behind a warm-up, which it counts itself."""
+
+    num_steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num_steps += 1
+        if self.num_steps > 20:
+            super().step()
+
+
+class OneStepSize(torch.optim.Optimizer):
+    """Finds one step size for all parameters, as D-adaptation does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1.0})
+        self.size = 1e-6
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        found = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        total = sum(float(p.grad.abs().sum()) for p in found)
+        for parameter in found:
+            parameter -= self.size * parameter.grad.sign()
+        self.size = max(self.size, 1e-6 * total)
+
+
+def test_optimizers_with_one_step_size_are_refused_however_small_it_is():
+    with pytest.raises(
+        RuntimeMismatchError, match=r"OneStepSize updates a parameter by what other"
+    ):
+        take_stage(OneStepSize)
+    with pytest.raises(RuntimeMismatchError, match=r"SGD updates a parameter by what other"):
+        take_stage(lambda found: with_hook(found, lr=1e-7))
+
+
+def test_optimizers_that_mix_parameters_later_are_refused_then():
+    trials = make_trials(LateNorm, None)
+    optimizer = take_stage(LateNorm)
+    train_small(optimizer, 4)
+    require_no_mixing(trials, optimizer)
+    train_small(optimizer, 12)
+    with pytest.raises(RuntimeMismatchError, match=r"LateNorm updates a parameter by what other"):
+        require_no_mixing(trials, optimizer)
+
+
+def test_a_hook_of_the_optimizer_that_comes_later_is_refused():
+    optimizer = idle()
+    same_model = SameModel(None, optimizer)
+    hook = optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(RuntimeMismatchError, match="optimizer: got a hook in front of its step"):
+        same_model.require()
+    hook.remove()
+    same_model.require()
+
+
 def clip(parameters):
     torch.nn.utils.clip_grad_norm_(parameters, 0.01)
 
 
-def with_hook(found):
-    optimizer = torch.optim.SGD(found, lr=0.1)
+def with_hook(found, lr=0.1):
+    optimizer = torch.optim.SGD(found, lr=lr)
     held = optimizer.param_groups[0]["params"]
     optimizer.register_step_pre_hook(lambda *_: clip(held))
     return optimizer

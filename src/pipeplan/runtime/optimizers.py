@@ -6,9 +6,8 @@ hold no parameter on this rank. A learning-rate scheduler then computes the same
 
 import inspect
 import json
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from pipeplan.documents.text import excerpt
 from pipeplan.errors import CheckpointError, RuntimeMismatchError
 from pipeplan.runtime.checkpoints.plain_data import encode
+from pipeplan.runtime.optimizer_trials import OptimizerTrials
 from pipeplan.runtime.parameters import (
     all_parameters,
     find_loss_module,
@@ -33,7 +33,9 @@ __all__ = [
     "find_options",
     "make_optimizer",
     "make_separate_optimizer",
+    "make_trials",
     "plan_groups",
+    "require_no_mixing",
 ]
 
 OptimizerFn = Callable[[Any], torch.optim.Optimizer]
@@ -42,8 +44,6 @@ ParamGroupsFn = Callable[[str, nn.Parameter], Mapping[str, Any]]
 """From a parameter and its name to the options of its group, such as {"weight_decay": 0.0}."""
 Options = dict[str, dict[str, Any] | None]
 """By the name of a parameter, the options of its group."""
-SHAPES = ((2, 3), (2, 2), (3, 1), (1, 4), (3, 3))
-"""The small parameters that tell whether an optimizer mixes its parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,19 +140,17 @@ def make_separate_optimizer(
     parameters: Mapping[str, nn.Parameter],
     groups: ParameterGroups | None,
     expected: Options | None,
-    *,
-    is_apart: bool,
+    trials: OptimizerTrials | None,
 ) -> torch.optim.Optimizer:
     """The same, if stages can have such an optimizer each for itself.
 
-    `expected` is what `find_options` gave for the whole model. `is_apart` says whether some ranks
-    update other parameters than this one.
+    `expected` is what `find_options` gave for the whole model. There are no `trials` where all
+    ranks update the same parameters.
 
     Raises:
         RuntimeMismatchError: it needs a closure, or treats a parameter by what other parameters
             there are. A stage has only its own.
     """
-    mixes = is_apart and _mixes_parameters(optimizer_fn, groups)
     # Made last: a function that keeps its optimizer in a variable keeps this one.
     optimizer = make_optimizer(optimizer_fn, parameters, groups)
     kind = type(optimizer).__name__
@@ -169,13 +167,33 @@ def make_separate_optimizer(
         )
     if expected is not None:
         _require_options(_options_of(optimizer, parameters), expected)
-    if mixes:
-        raise RuntimeMismatchError(
-            f"optimizer_fn: {kind} updates a parameter by what other parameters have, such as a"
-            " norm over all of them or their number, but each stage has only its own; clip by"
-            " clip_norm, or take an optimizer that updates each parameter by itself"
-        )
+    require_no_mixing(trials, optimizer)
     return optimizer
+
+
+def make_trials(optimizer_fn: OptimizerFn, groups: ParameterGroups | None) -> OptimizerTrials:
+    """Small optimizers of this kind; make them before the real one."""
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        given: list[Any] = list(parameters)
+        if groups is not None:
+            empty: list[dict[str, Any]] = [{**each, "params": []} for each in groups.options]
+            given = [{**empty[0], "params": parameters}, *empty[1:]]
+        optimizer = _made(optimizer_fn, given)
+        require_own_parameters(optimizer, parameters)
+        return optimizer
+
+    return OptimizerTrials(make)
+
+
+def require_no_mixing(trials: OptimizerTrials | None, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that, as it is now, updates parameters by what others have."""
+    if trials is not None and trials.find_mixing(optimizer):
+        raise RuntimeMismatchError(
+            f"optimizer_fn: {type(optimizer).__name__} updates a parameter by what other parameters"
+            " have, such as a norm over all of them or their number, but each stage has only its"
+            " own; clip by clip_norm, or take an optimizer that updates each parameter by itself"
+        )
 
 
 def find_options(
@@ -233,38 +251,3 @@ def _tell_difference(here: dict[str, Any] | None, there: dict[str, Any] | None) 
         if repr(value) != repr(there.get(key)):
             return f"gives it {key}={value!r} on this rank and {there.get(key)!r} there"
     return None
-
-
-def _mixes_parameters(optimizer_fn: OptimizerFn, groups: ParameterGroups | None) -> bool:
-    """Whether small parameters step otherwise together than each by itself, hooks included."""
-    every = range(len(SHAPES))
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            together, again = (_try_steps(optimizer_fn, groups, every, seed) for seed in (0, 1))
-            alone = [_try_steps(optimizer_fn, groups, (index,), 0)[0] for index in every]
-        except Exception:
-            return False  # it does not work with such parameters, so nothing can be said
-    is_random = not all(map(torch.equal, together, again))
-    return not is_random and not all(map(torch.allclose, together, alone))
-
-
-def _try_steps(
-    optimizer_fn: OptimizerFn, groups: ParameterGroups | None, which: Sequence[int], seed: int
-) -> list[torch.Tensor]:
-    """Some small parameters after steps of an optimizer that holds them and no others."""
-    torch.manual_seed(seed)
-    shapes = [SHAPES[index] for index in which]
-    values = [torch.linspace(-1.0, 2.0, math.prod(shape)).view(shape) for shape in shapes]
-    parameters = [nn.Parameter(value) for value in values]
-    given: list[Any] = list(parameters)
-    if groups is not None:
-        empty: list[dict[str, Any]] = [{**each, "params": []} for each in groups.options]
-        given = [{**empty[0], "params": parameters}, *empty[1:]]
-    optimizer = _made(optimizer_fn, given)
-    require_own_parameters(optimizer, parameters)
-    for number in range(3):
-        for parameter in parameters:
-            parameter.grad = (parameter.detach() * (number + 1)).cos() * len(parameter.flatten())
-        optimizer.step()
-    return [parameter.detach() for parameter in parameters]

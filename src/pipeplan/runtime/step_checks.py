@@ -6,8 +6,10 @@ import torch
 
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.optimizer_trials import OptimizerTrials
+from pipeplan.runtime.optimizers import require_no_mixing
 from pipeplan.runtime.replica_setup import Replica
-from pipeplan.splitting.torch_private import count_hooks
+from pipeplan.splitting.torch_private import count_hooks, count_step_hooks
 
 __all__ = ["SameModel", "require_inputs"]
 
@@ -34,15 +36,21 @@ def require_inputs(
 class SameModel:
     """Refuses to train if the model is not what it was at the start, or nothing has gradients."""
 
-    def __init__(self, replica: Replica | None, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        replica: Replica | None,
+        optimizer: torch.optim.Optimizer,
+        trials: OptimizerTrials | None = None,
+    ) -> None:
         self._optimizer, self._num_updated = optimizer, _count_parameters(optimizer)
+        self._num_steppers, self._trials = count_step_hooks(optimizer), trials
         self._modules = [part.module for part in replica.parts] if replica is not None else []
         self._named = dict(self._modules[0].model.named_parameters()) if self._modules else {}
         self._frozen = {name: p for name, p in self._named.items() if not p.requires_grad}
         self._num_hooks = self._count_hooks()
 
-    def require(self) -> None:
-        """Refuse what has changed.
+    def require(self, number: int = 0) -> None:
+        """Refuse what has changed; `number` batches came before.
 
         Raises:
             RuntimeMismatchError: it would be trained otherwise than its user thinks.
@@ -56,6 +64,14 @@ class SameModel:
                 "optimizer: has got other parameters since the pipeline was made, which nobody sums"
                 " over replicas or clears; make them part of the model or of a loss module"
             )
+        if count_step_hooks(self._optimizer) > self._num_steppers:
+            raise RuntimeMismatchError(
+                "optimizer: got a hook in front of its step after the pipeline was made; it sees"
+                " the gradients of this rank alone: register it in optimizer_fn, where it is"
+                " checked, or clip by clip_norm"
+            )
+        if number and number & (number - 1) == 0:
+            require_no_mixing(self._trials, self._optimizer)
         for module in self._modules:
             module.require_same_layers()
         for name, parameter in self._frozen.items():

@@ -22,6 +22,7 @@ from pipeplan.runtime.exchange.riding import Ride, can_ride, open_step
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.loss_terms import LossTerms
+from pipeplan.runtime.optimizer_trials import OptimizerTrials
 from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
@@ -55,6 +56,7 @@ class Steps:
         watchdog: Watchdog,
         first_step: FirstStep,
         optimizer: torch.optim.Optimizer,
+        trials: OptimizerTrials | None,
         compares_batches: bool,
         code: CodeAgreement,
     ) -> None:
@@ -78,7 +80,7 @@ class Steps:
         )
         self._sum = make_sum(transport, placement.ranks)
         self._set_up_comparisons(placement)
-        self._same_model = SameModel(replica, optimizer)
+        self._same_model = SameModel(replica, optimizer, trials)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, hash_options(optimizer))
         self._compares_options = len(set(found)) == 1
@@ -180,7 +182,7 @@ class Steps:
         self._watchdog.enter(State.WAITING, "for the start of the step")
         require_inputs(self._rank, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
-            self._same_model.require()
+            self._same_model.require(number)
         options = hash_options(self._optimizer) if self._compares_options else -1
         variables = -1  # a rank without layers knows nothing of their mode
         if self._replica is not None:

@@ -32,6 +32,7 @@ from pipeplan.runtime.optimizers import (
     find_options,
     make_optimizer,
     make_separate_optimizer,
+    make_trials,
     plan_groups,
 )
 from pipeplan.runtime.parameters import find_loss_module, first_names
@@ -219,11 +220,10 @@ class Pipeline(SavedTraining):
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         shards = find_shards(self.plan, replica, first)
         is_apart = len(self.plan.groups) > 1 or self.plan.shard_optimizer
+        trials = make_trials(optimizer_fn, groups) if is_apart else None
         whole = make_optimizer(optimizer_fn, named, groups) if shards is not None else None
         own = named if shards is None else shards.own()
-        self._optimizer = make_separate_optimizer(
-            optimizer_fn, own, groups, options, is_apart=is_apart
-        )
+        self._optimizer = make_separate_optimizer(optimizer_fn, own, groups, options, trials)
         self._updater.take_up(self.optimizer, replica, shards)
         self._is_sharded = shards is not None
         self._steps = Steps(
@@ -245,6 +245,7 @@ class Pipeline(SavedTraining):
                 settings,
             ),
             optimizer=self.optimizer,
+            trials=trials if settings.verifies else None,
             compares_batches=compares_batches,
             code=self._code,
         )

@@ -31,6 +31,7 @@ __all__ = [
     "count_changes",
     "count_flops",
     "count_hooks",
+    "count_step_hooks",
     "default_store",
     "gradient_hooks",
     "is_about_values",
@@ -75,6 +76,11 @@ def count_hooks(tensor: torch.Tensor) -> int:
     """How many such hooks a leaf has; this is asked in every step."""
     before, behind = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return (len(before) if before else 0) + (len(behind) if behind else 0)
+
+
+def count_step_hooks(optimizer: torch.optim.Optimizer) -> int:
+    """How many hooks an optimizer calls before it steps."""
+    return len(optimizer._optimizer_step_pre_hooks)
 
 
 def call_hooks(module: nn.Module) -> tuple[Any, ...]:
