@@ -146,19 +146,21 @@ def _find_in_forward(
     """Compare what leaves the stage, or its loss."""
     expected, found = whole.leaving[index], cut.leaving[index]
     if module.is_last:
-        if are_close(whole.losses[index].double(), cut.losses[index].double(), dtype=dtype):
+        loss, cut_loss = whole.losses[index], cut.losses[index]
+        kind = max(loss.dtype, dtype or loss.dtype, key=lambda kind: torch.finfo(kind).eps)
+        if are_close(loss.double(), cut_loss.double(), dtype=kind):
             return None
         place = _first_layer(module, whole, cut, index, dtype)
         if place:
             return place
-        if cut.losses[index].isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
+        if cut_loss.isnan() and module.layout.kind is LayoutKind.LAYER_LIST:
             return (
                 f"layers {module.layers_text}: their loss is NaN; {CARRIED_PAST}; a loss that"
                 " layers return is added by pipeplan.runtime.add_loss"
             )
         return (
-            f"loss_fn: gives {float(cut.losses[index]):.6g} behind the layers {module.layers_text}"
-            f" alone and {float(whole.losses[index]):.6g} with the whole model;"
+            f"loss_fn: gives {float(cut_loss):.6g} behind the layers {module.layers_text} alone"
+            f" and {float(loss):.6g} with the whole model;"
             f" {READS_LAYERS}"
         )
     if expected is None:
