@@ -68,3 +68,65 @@ def test_a_loss_may_be_weighted_by_uneven_numbers_of_tokens(loss_fn, dtype):
         return subject_of(Listed, loss_fn, dtype)
 
     assert find_refusal(make, LIST, [0, 2], weight_fn=num_targets) is None
+
+
+# ------------------------------------------------------------------ what runs before the layers
+
+
+class Watched(Listed):
+    """Changes and watches gradients of what runs before its layers, and between them."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x *= 2.0
+        if self.training:
+            x.register_hook(lambda gradient: 0.5 * gradient)
+        for block in self.blocks:
+            x = block(x)
+            if self.training:
+                x.retain_grad()
+        return self.head(x)
+
+
+def scale_gradient(module, args, output):
+    if module.training:
+        output.register_hook(lambda gradient: 3.0 * gradient)
+
+
+class Hooked(Listed):
+    def __init__(self):
+        super().__init__()
+        self.embed.register_forward_hook(scale_gradient)
+
+
+class ShortEmbedding(nn.Embedding):
+    """Drops half of its tokens in training."""
+
+    def forward(self, ids):
+        return super().forward(ids[:, ::2] if self.training else ids)
+
+
+class Shortened(Listed):
+    """Gives all layers the places of what the embedding leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = ShortEmbedding(11, W)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        places = torch.arange(x.shape[1])[:, None]
+        for block in self.blocks:
+            x = block(x + 0.1 * places)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", [Watched, Hooked, Shortened])
+@pytest.mark.parametrize("cuts", [[0, 1], [0, 2], [0, 3], [0, 1, 2]])
+def test_what_runs_before_a_cut_runs_again_without_values(kind, cuts):
+    """With the same need of gradients, and in the same mode."""
+
+    def make():
+        return subject_of(kind, lambda logits, targets: logits.square().mean())
+
+    assert find_refusal(make, LIST, cuts) is None

@@ -49,8 +49,14 @@ class Placeholder(torch.Tensor):
 
     @classmethod
     def like(cls, tensor: torch.Tensor, device: torch.device) -> "Placeholder":
-        """A placeholder in the shape of any tensor."""
-        return cls(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), device)
+        """A placeholder in the shape of any tensor; it needs a gradient as that one does.
+
+        It is no leaf, as nothing is that a layer returns: it may be changed in place.
+        """
+        made = cls(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), device)
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return made
+        return made.requires_grad_().clone()  # type: ignore[return-value]
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Its shape and type; there are no values to show."""

@@ -9,7 +9,8 @@
 Each passes on attributes of the original, because models ask for them (`self.embed.weight.dtype`).
 """
 
-from collections.abc import Callable, Collection, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class StandIn(nn.Module):
         self.__dict__["_original"] = [original]
         self.device = torch.device("cpu")
         """Device of the placeholder tensors."""
+        self.training = original.training
         self.hides_tensors = False
         """Whether the rank holds the original, for another of its stages."""
 
@@ -172,21 +174,41 @@ class Outline(StandIn):
                 " name all layers"
             )
         tensors, template = take_tensors([args, kwargs], "model")
-        key = (str(template), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        key = (
+            *(str(template), torch.is_grad_enabled(), self.training),
+            *((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors),
+        )
         output_of = self.__dict__["_output_of"]
         if key not in output_of:
             meta_args, meta_kwargs = map_tensors(
-                [args, kwargs], lambda tensor: tensor.detach().to("meta")
+                [args, kwargs], lambda tensor: _on_meta(tensor).clone()
             )
             original = self.__dict__["_original"][0]
-            with torch.no_grad():
-                output_of[key] = functional_call(
-                    original, _on_meta(original), meta_args, meta_kwargs
-                )
+            with _in_mode(original, trains=self.training):
+                output = functional_call(original, _own_on_meta(original), meta_args, meta_kwargs)
+            output_of[key] = map_tensors(output, _on_meta)
         return map_tensors(output_of[key], lambda like: Placeholder.like(like, self.device))
 
 
-def _on_meta(module: nn.Module) -> dict[str, torch.Tensor]:
+@contextlib.contextmanager
+def _in_mode(module: nn.Module, *, trains: bool) -> Iterator[None]:
+    """Inside, a module that is not in the model has the mode that its stand-in was given."""
+    modes = [(each, each.training) for each in module.modules()]
+    if module.training != trains:
+        module.train(trains)
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
+
+
+def _own_on_meta(module: nn.Module) -> dict[str, torch.Tensor]:
     """A module's tensors on the meta device; this stage may hold some of them elsewhere."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: tensor.detach().to("meta") for name, tensor in named if not tensor.is_meta}
+    return {name: _on_meta(tensor) for name, tensor in named if not tensor.is_meta}
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """The same without values, as a leaf."""
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
