@@ -1,4 +1,4 @@
-"""Models and losses as users write them, which were refused or ended in an error: they are right."""
+"""Models and losses as users write them, which were refused once: they are right."""
 
 import pytest
 

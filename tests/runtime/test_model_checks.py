@@ -26,7 +26,7 @@ from pipeplan.runtime.optimizers import (  # noqa: E402
     require_no_mixing,
 )
 from pipeplan.runtime.scaling import LossScaler  # noqa: E402
-from pipeplan.runtime.step_checks import SameModel  # noqa: E402
+from pipeplan.runtime.step_checks import SameModel, require_no_autocast  # noqa: E402
 from pipeplan.runtime.updating import Updater  # noqa: E402
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
@@ -165,6 +165,16 @@ def test_a_hook_that_comes_later_is_refused():
 def test_nothing_is_trained_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeMismatchError, match="inference_mode"):
         SameModel(None, idle()).require()
+
+
+def test_a_step_inside_of_autocast_is_refused():
+    device = torch.device("cpu")
+    require_no_autocast(device)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(RuntimeMismatchError, match=r"inside of torch.autocast.*give amp_dtype"),
+    ):
+        require_no_autocast(device)
 
 
 # ------------------------------------------------------------------ optimizers

@@ -11,7 +11,7 @@ from pipeplan.runtime.optimizers import require_no_mixing
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.splitting.torch_private import count_hooks, count_step_hooks
 
-__all__ = ["SameModel", "require_inputs"]
+__all__ = ["SameModel", "require_inputs", "require_no_autocast"]
 
 
 def require_inputs(
@@ -31,6 +31,15 @@ def require_inputs(
             raise RuntimeMismatchError(
                 f"targets: rank {rank} was given None; the last stage weighs them"
             )
+
+
+def require_no_autocast(device: torch.device) -> None:
+    """Refuse a step inside of torch.autocast, which keeps casts of weights until it ends."""
+    if torch.is_autocast_enabled(device.type):
+        raise RuntimeMismatchError(
+            "step: runs inside of torch.autocast, which would keep casts of weights beyond the"
+            " optimizer's step; call it outside, and give amp_dtype to the Pipeline"
+        )
 
 
 class SameModel:

@@ -30,7 +30,7 @@ from pipeplan.runtime.root_watch import RootWatch
 from pipeplan.runtime.settings_agreement import hash_options
 from pipeplan.runtime.stage_orders import group_of
 from pipeplan.runtime.step_blocks import Arranged, StepBlocks, StepPart
-from pipeplan.runtime.step_checks import SameModel, require_inputs
+from pipeplan.runtime.step_checks import SameModel, require_inputs, require_no_autocast
 from pipeplan.runtime.supervision.status_board import State
 from pipeplan.runtime.supervision.watchdog import Watchdog
 from pipeplan.runtime.tracing import ReduceTimes, Times
@@ -180,6 +180,7 @@ class Steps:
         """
         self._agreement.has_doubt = False
         self._watchdog.enter(State.WAITING, "for the start of the step")
+        require_no_autocast(self._transport.device)
         require_inputs(self._rank, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
             self._same_model.require(number)
