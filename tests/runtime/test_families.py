@@ -47,11 +47,24 @@ class SharedLayers(nn.Sequential):
         super().__init__(*layers, nn.Linear(WIDTH, 4))
 
 
+class CrossedLayers(nn.Sequential):
+    """Two pairs of layers share weights of one size; one pair lies inside of the other."""
+
+    def __init__(self):
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(7)]
+        for first, other in ((1, 6), (3, 4)):
+            layers[other][0].weight = layers[first][0].weight
+        super().__init__(*layers, nn.Linear(WIDTH, 4))
+
+
+CHAINS = {"mlp": lambda: make_mlp(8), "shared": SharedLayers, "crossed": CrossedLayers}
+
+
 def make_case(kind):
     """A model, its layer names, its loss and a function that makes batches."""
     torch.manual_seed(5)
-    if kind in ("mlp", "shared"):
-        model = make_mlp(8) if kind == "mlp" else SharedLayers()
+    if kind in CHAINS:
+        model = CHAINS[kind]()
         names = [name for name, _ in model.named_children()]
 
         def batch(generator, rows):
@@ -221,6 +234,20 @@ def written_plan(names, cuts, chain, orders, rows=4, microbatches=2, **changes):
         schedule=schedule_of(*orders),
         planner="test",
     )
+
+
+def test_ranks_sum_shared_weights_in_one_order():
+    """Rank 0 is done with stage 2 first, rank 1 with stage 3: with other pairs of shared weights.
+
+    They were exchanged for each other, at the start and in each step.
+    """
+    orders = (
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+        "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1",
+    )
+    names = [str(i) for i in range(8)]
+    for chain in ([(0,), (1,), (0,), (1,)], [(0,), (1, 2), (0,), (1, 2)]):
+        check_cases([("crossed", written_plan(names, [0, 2, 4, 6], chain, orders))])
 
 
 V_ORDERS = (

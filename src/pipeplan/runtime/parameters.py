@@ -4,7 +4,7 @@ At the start they are filled and made equal on all ranks that hold them. At the 
 gathered on rank 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,14 +142,16 @@ def find_reductions(
     held_by: Mapping[str, set[int]],
     first_name_of: Mapping[str, str],
     groups: Mapping[frozenset[int], Any],
-    ends: Mapping[int, int],
+    own_stages: Collection[int],
+    ends: Sequence[int],
     num_buckets: Sequence[int],
 ) -> list[Reduction]:
     """The groups of ranks over which the gradients of one rank's parameters are summed.
 
-    They are in the order in which their gradients are done. `ends` has for each stage of this rank
-    the position of the block with which they are. `num_buckets` has for each stage of the plan in
-    how many parts its gradients are summed.
+    `ends` has for each stage of the plan the position of the block with which its gradients are
+    done, `num_buckets` in how many parts they are summed. Reductions are in the order in which
+    their last stages are done, on whatever rank. So ranks that have several in common have these in
+    one order, though they may end their own stages in another one.
     """
     members: dict[frozenset[int], dict[str, nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -158,7 +160,7 @@ def find_reductions(
     for stages, named_here in members.items():
         if groups[stages] is None:
             continue
-        own = frozenset(stages & ends.keys())
+        own = stages.intersection(own_stages)
         parameters = list(named_here.values())
         if len(stages) > 1:
             # Stages may know a shared tensor by different names. Its first name orders all alike.
@@ -171,7 +173,7 @@ def find_reductions(
             stages=own,
             num_parts=most,
         )
-        end = max(ends[stage] for stage in own)
+        end = max(ends[stage] for stage in stages)
         found.append(((end, len(stages) > 1, sorted(stages)), reduction))
     return [reduction for _, reduction in sorted(found, key=lambda each: each[0])]
 

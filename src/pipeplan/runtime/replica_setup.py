@@ -140,13 +140,16 @@ def set_up_replica(
     materialise(model, transport.device, settings.init_fn)
     held.place_stand_ins(transport.device)
     named = _trained(model)
-    ends = {stage: last_weight_block(plan, stage) for stage, _ in places}
+    own_stages = {stage for stage, _ in places}
+    ends = [last_weight_block(plan, stage) for stage in range(plan.num_stages)]
     num_buckets = [stage.gradient_buckets for stage in plan.stages]
-    reductions = find_reductions(named, held_by, first_name_of, groups, ends, num_buckets)
+    reductions = find_reductions(
+        named, held_by, first_name_of, groups, own_stages, ends, num_buckets
+    )
     group, ranks = groups[frozenset({first})], placement.ranks[first]
     share_initial_values(model, group, ranks, reductions)
     # In the norm, the first replica of the first stage that holds a parameter counts it.
-    counted = [p for name, p in named.items() if not replica and min(held_by[name]) in ends]
+    counted = [p for name, p in named.items() if not replica and min(held_by[name]) in own_stages]
     return Replica(
         parts=tuple(
             _make_part(plan, module, place, transport, settings)
