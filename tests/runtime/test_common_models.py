@@ -130,3 +130,20 @@ def test_what_runs_before_a_cut_runs_again_without_values(kind, cuts):
         return subject_of(kind, lambda logits, targets: logits.square().mean())
 
     assert find_refusal(make, LIST, cuts) is None
+
+
+class OnlyTrained(Listed):
+    """Cannot be evaluated under torch.no_grad."""
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        x.register_hook(lambda gradient: gradient)
+        return x
+
+
+def test_a_model_that_cannot_be_evaluated_is_told_so():
+    def make():
+        return subject_of(OnlyTrained, lambda logits, targets: logits.square().mean())
+
+    found = find_refusal(make, LIST, [0, 2])
+    assert "raises on 1 rows of the batch in evaluation, under torch.no_grad" in found

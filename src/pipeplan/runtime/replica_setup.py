@@ -141,11 +141,7 @@ def set_up_replica(
     held.place_stand_ins(transport.device)
     named = _trained(model)
     own_stages = {stage for stage, _ in places}
-    ends = [last_weight_block(plan, stage) for stage in range(plan.num_stages)]
-    num_buckets = [stage.gradient_buckets for stage in plan.stages]
-    reductions = find_reductions(
-        named, held_by, first_name_of, groups, own_stages, ends, num_buckets
-    )
+    reductions = find_reductions(named, held_by, first_name_of, groups, own_stages, *_sums(plan))
     group, ranks = groups[frozenset({first})], placement.ranks[first]
     share_initial_values(model, group, ranks, reductions)
     # In the norm, the first replica of the first stage that holds a parameter counts it.
@@ -164,6 +160,12 @@ def set_up_replica(
         group=group,
         ranks=ranks,
     )
+
+
+def _sums(plan: Plan) -> tuple[list[int], list[int]]:
+    """For each stage, with which block its gradients are done, and in how many parts they go."""
+    ends = [last_weight_block(plan, stage) for stage in range(plan.num_stages)]
+    return ends, [stage.gradient_buckets for stage in plan.stages]
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

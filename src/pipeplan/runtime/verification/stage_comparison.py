@@ -226,8 +226,9 @@ def _run_whole_model(
             raise
         except Exception as error:
             raise WholeModelError(
-                f"model: the whole model raises on {samples[0].num_rows} rows of the batch, but its"
-                f" stages do not: {first_line(error)}"
+                f"model: the whole model raises on {samples[0].num_rows} rows of the batch"
+                f"{'' if trains else ' in evaluation, under torch.no_grad'}, but its stages do not:"
+                f" {first_line(error)}"
             ) from error
         finally:
             state.put_back()
