@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from pipeplan.splitting import lay_out  # noqa: E402
+from pipeplan.splitting.stage_modules import cut_all  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 
 W = 6
@@ -130,6 +132,18 @@ def test_what_runs_before_a_cut_runs_again_without_values(kind, cuts):
         return subject_of(kind, lambda logits, targets: logits.square().mean())
 
     assert find_refusal(make, LIST, cuts) is None
+
+
+def test_stand_ins_of_a_rank_with_two_stages_have_the_mode_of_the_model():
+    """Between blocks they are not in the model, so that its eval() does not reach them."""
+    torch.manual_seed(0)
+    model, ids = Shortened(), torch.randint(11, (2, 7))
+    layout = lay_out(model, LIST, [0, 2, 3])
+    _, last = cut_all(model, layout, [range(2), range(3, 4)])
+    for trains, length in ((True, 4), (False, 7)):
+        model.train(trains)
+        carried = torch.randn(2, length, W)
+        assert torch.equal(last(carried, (ids,), {}), model.head(carried))
 
 
 class OnlyTrained(Listed):

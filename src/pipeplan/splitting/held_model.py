@@ -97,6 +97,7 @@ class HeldModel:
         switches = self._switches[id(stand_ins)]
         hidden = [name for name, (_, owner) in self._attached.items() if owner is not stand_ins]
         for switch in switches:
+            switch.inside.training = switch.between.training  # programs see the latter alone
             setattr(switch.parent, switch.name, switch.inside)
         for name in hidden:
             delattr(self.model, name)
