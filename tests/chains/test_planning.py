@@ -17,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import BoundScope, Stage, unpack_codes
 from pipeplan.planning.door import make_problem, plan
+from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.chain_bound import fixed_plan_bound_ms
 from pipeplan.planning.planner.chain_starts import regular_chains
 from pipeplan.profile import ModelProfile
@@ -67,6 +68,21 @@ def test_random_plans_are_valid_keep_limits_and_are_never_slower(seed):
         assert found.bound is None or found.bound.scope is BoundScope.FAMILIES
     else:
         assert found.stages == one.stages
+
+
+@pytest.mark.parametrize("seed", [64, 69, 84, 98, 136, 145])
+def test_limits_on_stages_do_not_weaken_one_stage_a_device(seed):
+    rng = random.Random(seed)
+    num_devices = rng.randint(2, 4)
+    num_layers = rng.randint(num_devices + 2, 9)
+    model, cluster = random_model(rng, num_layers), random_cluster(rng, num_devices)
+    limits = {"split_backward": False, "max_stages": num_devices + 1}
+    one, alone = (
+        plan_best(make_problem(model, cluster, 4, positions=positions, **limits))
+        for positions in ("auto", 1)
+    )
+    assert (one.stages, one.iteration_ms) == (alone.stages, alone.iteration_ms)
+    assert one.bound == alone.bound
 
 
 def test_chains_gain_and_positions_are_kept(tmp_path):

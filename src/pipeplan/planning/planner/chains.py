@@ -116,7 +116,7 @@ class _ChainSearch:
         self.max_positions = self.options.max_positions
         self.is_split = bool(self.options.split_backward)
         """Whether the search may cut backwards."""
-        self.instance = problem.kernel_instance()
+        self.instance = problem.kernel_instance(positions=self.max_positions)
         self.work_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self._starts: dict[float, list[_core.ChainPlan]] = {}
         """Regular chains, the best first, by the factor of transfers."""
@@ -165,7 +165,7 @@ class _ChainSearch:
         layers = problem.model.layers if self.is_split else ()
         weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
         return _core.ChainModel(
-            instance=problem.kernel_instance(),
+            instance=problem.kernel_instance(positions=self.max_positions),
             weight_ms=weight_ms,
             input_ms=[
                 max(0.0, layer.backward_ms - ms)
