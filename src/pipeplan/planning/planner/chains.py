@@ -24,6 +24,7 @@ from pipeplan.group_costs import GroupCosts, group_costs
 from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
+from pipeplan.planning.group_order import may_cut_backwards
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.chain_rungs import Rung, rungs_up_to
 from pipeplan.planning.planner.chain_starts import chain_of, regular_chains
@@ -288,7 +289,9 @@ class _ChainSearch:
             )
         )
         is_split = [
-            plan.is_split and any(self.problem.model.layers[n].weight_grad_ms for n in stage.layers)
+            plan.is_split
+            and may_cut_backwards(self.problem.cost, stage)
+            and any(self.problem.model.layers[n].weight_grad_ms for n in stage.layers)
             for stage in stages
         ]
         orders = orders_of_blocks(blocks, plan.group, is_split, self.problem.num_microbatches)
