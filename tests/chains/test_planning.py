@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from command_line import run_command
-from instances import random_cluster, random_model
+from instances import flat_cluster, random_cluster, random_model
 from one_stage import plan as plain_plan
 from pipeplan import _core, zoo
 from pipeplan.checker import check
@@ -17,9 +17,10 @@ from pipeplan.errors import InputError
 from pipeplan.group_schedules import group_orders
 from pipeplan.pipeline import BoundScope, Stage, unpack_codes
 from pipeplan.planning.door import make_problem, plan
+from pipeplan.planning.planner.best import plan_best
 from pipeplan.planning.planner.chain_bound import fixed_plan_bound_ms
 from pipeplan.planning.planner.chain_starts import regular_chains
-from pipeplan.profile import ModelProfile
+from pipeplan.profile import LayerProfile, ModelProfile, TimesAt
 
 
 def split_model(rng: random.Random, num_layers: int) -> ModelProfile:
@@ -67,6 +68,21 @@ def test_random_plans_are_valid_keep_limits_and_are_never_slower(seed):
         assert found.bound is None or found.bound.scope is BoundScope.FAMILIES
     else:
         assert found.stages == one.stages
+
+
+@pytest.mark.parametrize("seed", [64, 69, 84, 98, 136, 145])
+def test_limits_on_stages_do_not_weaken_one_stage_a_device(seed):
+    rng = random.Random(seed)
+    num_devices = rng.randint(2, 4)
+    num_layers = rng.randint(num_devices + 2, 9)
+    model, cluster = random_model(rng, num_layers), random_cluster(rng, num_devices)
+    limits = {"split_backward": False, "max_stages": num_devices + 1}
+    one, alone = (
+        plan_best(make_problem(model, cluster, 4, positions=positions, **limits))
+        for positions in ("auto", 1)
+    )
+    assert (one.stages, one.iteration_ms) == (alone.stages, alone.iteration_ms)
+    assert one.bound == alone.bound
 
 
 def test_chains_gain_and_positions_are_kept(tmp_path):
@@ -118,6 +134,65 @@ def test_split_backwards_need_weight_gradients(tmp_path):
     )
     with pytest.raises(InputError, match=r"split_backward: layers.0. .* has no weight_grad_ms"):
         plan(model, own_links("4x2-10g"), 4, split_backward=True)
+
+
+def test_a_missing_weight_gradient_is_named_as_in_the_model():
+    model = split_model(random.Random(0), 6)
+    layers = [*model.layers[:4], replace(model.layers[4], weight_grad_ms=None), model.layers[5]]
+    with pytest.raises(InputError, match=r"layers.4. \('layer4'\) has no weight_grad_ms"):
+        quick_plan(
+            replace(model, layers=tuple(layers)),
+            own_links("4x2-10g"),
+            2,
+            no_cut_after=("layer0", "layer3"),
+        )
+
+
+def measured_model(num_layers: int) -> ModelProfile:
+    """Half of a microbatch takes 0.6 of its time."""
+
+    def time_ms(whole_ms: float, size: int) -> float:
+        return whole_ms * (size / 8) ** 0.7
+
+    return ModelProfile(
+        name="measured",
+        microbatch_size=8,
+        layers=tuple(
+            LayerProfile(
+                name=f"layer{index}",
+                forward_ms=4.0,
+                backward_ms=8.0,
+                weight_grad_ms=4.0,
+                output_bytes=2e6,
+                parameter_bytes=1e7,
+                at=tuple(
+                    TimesAt(
+                        microbatch_size=size,
+                        forward_ms=time_ms(4.0, size),
+                        backward_ms=time_ms(8.0, size),
+                    )
+                    for size in (1, 2, 4)
+                ),
+            )
+            for index in range(num_layers)
+        ),
+    )
+
+
+def test_replicas_with_measured_times_keep_whole_backwards():
+    model, cluster = measured_model(8), flat_cluster(4, 12.0)
+    made = quick_plan(model, cluster, 4)
+    assert not check(made).errors
+    assert made.require_predicted().bubble_fraction >= 0
+    assert made.uses_families
+    for number, group in enumerate(made.groups):
+        if len(group.devices) > 1:
+            assert (unpack_codes(made.schedule.group_codes(number))[1] <= 1).all()
+
+
+def test_schedules_do_not_cut_backwards_of_replicas_with_measured_times():
+    with pytest.raises(InputError, match="stage 0 has replicas"):
+        plan(measured_model(8), flat_cluster(4, 12.0), 4, planner="data-parallel", schedule="zb-h1")
 
 
 @pytest.mark.parametrize("given", [0, 65, -1, "many", 1.5, True])

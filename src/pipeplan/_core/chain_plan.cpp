@@ -114,7 +114,7 @@ bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbat
         ForwardBackward work{rate[g] * in.forward_ms(first, end), rate[g] * in.backward_ms(first, end)};
         if (in.has_measured()) work = measured_work(in, shares[g].paces, first, end, false);
         chain.forward_ms[p] = work.forward;
-        const double weight = plan.is_split ? rate[g] * model.weight_ms(first, end) : 0.0;
+        const double weight = plan.is_split ? rate[g] * model.cut_ms(plan.devices[g], first, end) : 0;
         chain.is_split[p] = weight > 0;
         chain.backward_ms[p] = weight > 0 ? rate[g] * model.input_ms(first, end) : work.backward;
         chain.weight_ms[p] = weight;

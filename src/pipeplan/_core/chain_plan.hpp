@@ -23,6 +23,13 @@ class ChainModel {
     const bool shards_optimizer;
     const RangeSums weight_ms, input_ms, kept_bytes;
 
+    // The weight gradients of a stage whose backwards are cut; 0 where they stay whole. The parts are
+    // known for whole microbatches only: where other times are measured for the share of a replica,
+    // their sum would not be the whole.
+    double cut_ms(const std::vector<int>& devices, int first, int end) const {
+        return devices.size() == 1 || !in.has_measured() ? weight_ms(first, end) : 0.0;
+    }
+
     double state_factor(int num_devices) const {
         const double whole = in.limits.state_bytes_per_parameter_byte;
         if (!shards_optimizer || whole <= 2) return whole;

@@ -71,12 +71,14 @@ class Problem:
         return replace(self, cost=self.cost.with_max_replicas(most))
 
     def kernel_instance(
-        self, *, memory_factor: float = 1.0, least_times: bool = False
+        self, *, memory_factor: float = 1.0, least_times: bool = False, positions: int = 1
     ) -> _core.Instance:
         """The problem as planning kernels read it, limits included.
 
         Bounds need `least_times`, where times were measured at several microbatch sizes: they
-        count with times in proportion to the samples that are nowhere above.
+        count with times in proportion to the samples that are nowhere above. `positions` is the
+        most stages of a device in the plans that are searched, whatever the options allow: a limit
+        on stages that such plans cannot reach would only make the search slower.
 
         Layers that share a stage and devices that stay unused are not among its limits: problems
         with these are made smaller before they are planned (`planner/reduction.py`).
@@ -100,7 +102,7 @@ class Problem:
                 state_bytes_per_parameter_byte=1 + model.optimizer_bytes_per_parameter_byte,
                 input_bytes=model.input_bytes,
                 min_stages=limits.min_stages,
-                max_stages=self._max_stages,
+                max_stages=self._max_stages(positions),
                 first_device=-1 if limits.first_on is None else limits.first_on,
                 last_device=-1 if limits.last_on is None else limits.last_on,
                 any_shares=self.any_shares,
@@ -111,12 +113,10 @@ class Problem:
         """The instance itself; where times were measured at several sizes, one of least times."""
         return instance if self.cost.measured is None else self.kernel_instance(least_times=True)
 
-    @property
-    def _max_stages(self) -> int:
+    def _max_stages(self, positions: int) -> int:
         """The limit on the number of stages; a number that cannot be reached where it is none."""
-        asked, possible = self.limits.max_stages, self.model.num_layers
-        if self.options.positions == 1:
-            possible = min(possible, self.cluster.num_devices)
+        asked = self.limits.max_stages
+        possible = min(self.model.num_layers, positions * self.cluster.num_devices)
         return NO_LIMIT if asked is None or asked >= possible else asked
 
     @property

@@ -45,6 +45,8 @@ def plan_best_of_all(problem: Problem) -> Draft:
         problem.model, problem.cluster.num_devices, problem.num_microbatches, is_free=True
     )
     require_positions(problem.limits, problem.cluster, options.max_positions)
+    if options.split_backward:  # while layers have the names that they were given
+        require_weight_gradients(problem, "split_backward")
     return plan_within_limits(replace(problem, options=options), _plan_best_from_published)
 
 
@@ -58,8 +60,6 @@ def _plan_best_from_published(problem: Problem) -> Draft:
     published = _PublishedPlans()
     if not problem.options.uses_families:
         return plan_knowing_links(problem, plan_best_shares, published.drafts)
-    if problem.options.split_backward:
-        require_weight_gradients(problem, "split_backward")
     return _plan_families(problem, published)
 
 

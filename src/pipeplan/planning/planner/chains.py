@@ -24,6 +24,7 @@ from pipeplan.group_costs import GroupCosts, group_costs
 from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
+from pipeplan.planning.group_order import may_cut_backwards
 from pipeplan.planning.limits import broken_constraint
 from pipeplan.planning.planner.chain_rungs import Rung, rungs_up_to
 from pipeplan.planning.planner.chain_starts import chain_of, regular_chains
@@ -116,7 +117,7 @@ class _ChainSearch:
         self.max_positions = self.options.max_positions
         self.is_split = bool(self.options.split_backward)
         """Whether the search may cut backwards."""
-        self.instance = problem.kernel_instance()
+        self.instance = problem.kernel_instance(positions=self.max_positions)
         self.work_ms = work_bound_ms(problem.cost, problem.num_microbatches)
         self._starts: dict[float, list[_core.ChainPlan]] = {}
         """Regular chains, the best first, by the factor of transfers."""
@@ -165,7 +166,7 @@ class _ChainSearch:
         layers = problem.model.layers if self.is_split else ()
         weight_ms = [layer.weight_grad_ms or 0.0 for layer in layers]
         return _core.ChainModel(
-            instance=problem.kernel_instance(),
+            instance=problem.kernel_instance(positions=self.max_positions),
             weight_ms=weight_ms,
             input_ms=[
                 max(0.0, layer.backward_ms - ms)
@@ -288,7 +289,9 @@ class _ChainSearch:
             )
         )
         is_split = [
-            plan.is_split and any(self.problem.model.layers[n].weight_grad_ms for n in stage.layers)
+            plan.is_split
+            and may_cut_backwards(self.problem.cost, stage)
+            and any(self.problem.model.layers[n].weight_grad_ms for n in stage.layers)
             for stage in stages
         ]
         orders = orders_of_blocks(blocks, plan.group, is_split, self.problem.num_microbatches)
