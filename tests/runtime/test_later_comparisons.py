@@ -4,7 +4,10 @@ Behind batch 1, 2, 4 and 8 each rank runs the whole model with what other ranks 
 changes in layers while they are trained has to come along: buffers, numbers, modes, frozen weights.
 """
 
+import contextlib
 import copy
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from pipeplan.runtime import Pipeline, RuntimeMismatchError, add_loss  # noqa: E402
+from pipeplan.runtime.verification import later_stages, rechecks  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
 from runtime.workers import run_ranks  # noqa: E402
 
@@ -218,3 +222,50 @@ def test_models_with_state_are_trained_as_without_comparisons(replicas, capfd):
     for found in run_ranks(sum(replicas), train_all, replicas):
         assert not {name: text for name, text in found.items() if text}
     assert "not refused" not in capfd.readouterr().err
+
+
+def raise_of_memory(*_, **__):
+    raise torch.OutOfMemoryError("out of memory: tried to allocate 80 GiB")
+
+
+def without_room(rank, place):
+    """Train where something does not fit on rank 1: the model, a microbatch of it, or both."""
+    plan = cut_plan(NAMES, [0, 2], [1, 1], 2, 4)
+    hungry = rank == 1
+    size = 3 * sum(p.nbytes for p in nn.Sequential(*each(Layer)()).parameters())
+    if place == "microbatch":
+        layers = tuple(replace(layer, activation_bytes=1e6) for layer in plan.model.layers)
+        plan = replace(plan, model=replace(plan.model, layers=layers))
+        shortage = patch.object(rechecks, "_free_bytes", lambda _: size + 2e6 if hungry else 1e12)
+    elif place == "model":
+        shortage = patch.object(rechecks, "_free_bytes", lambda _: size if hungry else 1e12)
+    else:
+        module, name = {
+            "late": (rechecks, "numbers_of_whole"),
+            "later whole": (later_stages, "run_whole"),
+            "later stage": (later_stages, "run_stage"),
+        }[place]
+        shortage = (
+            patch.object(module, name, raise_of_memory) if hungry else contextlib.nullcontext()
+        )
+    with shortage:
+        first = train(plan, each(Layer), None, "first-step")
+    losses, weights = train(plan, each(Layer), None, "off")
+    return losses == first[0] and all(map(torch.equal, weights, first[1]))
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("model", "the whole model does not fit into a rank's memory again, so ranks do not"),
+        ("microbatch", "a microbatch of the whole model does not fit into a rank's memory, so"),
+        ("late", "the whole model did not fit into a rank's memory, so ranks do not compare"),
+        ("later whole", "the whole model did not fit into a rank's memory, so ranks do not"),
+        ("later stage", "the whole model did not fit into a rank's memory, so ranks do not"),
+    ],
+)
+def test_without_room_it_is_said_once_and_training_goes_on(place, line, capfd):
+    assert run_ranks(2, without_room, place) == [True, True]
+    told = [each for each in capfd.readouterr().err.splitlines() if each.startswith("pipeplan: ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"pipeplan: {line}")

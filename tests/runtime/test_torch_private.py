@@ -60,6 +60,38 @@ def test_torch_dispatch_mode_sees_operations_of_autograd_too():
     assert {"aten.tanh.default", "aten.tanh_backward.default"} <= set(seen)
 
 
+def test_quick_dispatch_mode_is_not_compiled():
+    """A compiled layer runs as it is inside of the mode, and the mode sees its operations."""
+    seen, graphs = [], []
+
+    class Watch(torch_private.QuickDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.softplus(torch.tanh(x))
+
+    layer = Layer()
+    layer.compile(backend=backend)
+    x = torch.ones(2)
+    with Watch():
+        layer(x)
+    assert seen == ["aten.tanh.default", "aten.softplus.default"]
+    assert not graphs
+    with Watch():
+        layer(torch.ones(3, requires_grad=True)).sum().backward()
+    assert "aten.tanh_backward.default" in seen
+    assert not graphs
+    layer(torch.ones(2))
+    assert len(graphs) == 1
+
+
 def test_words_of_broken_connections():
     with pytest.raises((RuntimeError, OSError)) as caught:
         dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=200))

@@ -19,7 +19,7 @@ import os
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -61,7 +61,7 @@ class AttributeWatch:
         }
         modules = list(named.values())
         kinds = {kind: None for module in modules for kind in type(module).__mro__[:-1]}
-        self._spaces: list[tuple[str, Mapping[str, Any]]] = [
+        self._spaces: list[tuple[str, Any]] = [
             *((name, vars(module)) for name, module in named.items()),
             *((f"{kind.__qualname__}.", vars(kind)) for kind in kinds),
         ]
@@ -94,9 +94,9 @@ class AttributeWatch:
         """Note all attributes: what changes from here on, the program changes."""
         if self.changes:
             self._find_containers()
-        self._marks = [dict(space) for _, space in self._spaces]
-        self._sizes = [len(value) for _, value in self._sized]
-        self._entries = [_entries(value) for _, value in self._held]
+        self._marks = [space.copy() for _, space in self._spaces]  # of classes, too; at once
+        self._sizes = self._sizes_now()
+        self._entries = [_entries(value) if value else [] for _, value in self._held]
 
     def look(self) -> tuple[float, ...]:
         """Three numbers for what has changed since then; over equal replicas they sum up to zero.
@@ -111,10 +111,13 @@ class AttributeWatch:
                     before, now = mark.get(name, MISSING), space.get(name, MISSING)
                     if name in self._words and not _are_alike(before, now):
                         self._note(f"{prefix}{name}", [now])
-        for (path, value), size in zip(self._sized, self._sizes, strict=False):
-            if len(value) != size:
-                self._note(path, [len(value)])
+        if self._sizes and self._sizes != self._sizes_now():
+            for (path, value), size in zip(self._sized, self._sizes, strict=True):
+                if len(value) != size:
+                    self._note(path, [len(value)])
         for (path, value), entries in zip(self._held, self._entries, strict=False):
+            if not value and not entries:
+                continue  # as most are
             now = _entries(value)
             if len(now) != len(entries) or not all(map(_are_alike, entries, now)):
                 self._note(path, now[:256])
@@ -126,6 +129,9 @@ class AttributeWatch:
             1 + zlib.crc32(repr(sorted(each.items())).encode("utf-8", "replace")) for each in views
         ]
         return tuple(float(self._factor * number) for number in numbers)
+
+    def _sizes_now(self) -> list[int]:
+        return list(map(len, [value for _, value in self._sized]))
 
     def _note(self, path: str, values: Sequence[Any]) -> None:
         """Note what something is now: as it is, and by the view of its rank."""

@@ -135,12 +135,15 @@ class Steps:
                 for part in replica.parts:
                     casts.enter_context(part.runner.sharing_casts())
                 blocks.run(self._arrange(blocks, self._order))
+        self._first_step.require_no_doubt(self._watchdog)
+        if ride is None:
+            self._watchdog.enter(State.WAITING, "for the loss")
+            self._updater.start_sums(self._with_doubt(stats), weight, self._sum)
         if blocks is not None and update:
             reduce_s = time.perf_counter()
             self._watchdog.enter(State.WAITING, "for the gradients' all-reduce")
             blocks.replica.reducer.finish()
             self.times.append(ReduceTimes(reduce_s, time.perf_counter()))
-        self._first_step.require_no_doubt(self._watchdog)
         self._watchdog.enter(State.WAITING, "for the loss")
         carried = ride.totals(len(stats) + 1) if ride is not None else None
         sums = self._updater.update(

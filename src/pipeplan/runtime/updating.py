@@ -89,6 +89,14 @@ class Updater:
             )
         return self.scaler.scale * self.accumulation.factor(weight)
 
+    def start_sums(self, stats: torch.Tensor, weight: float, summing: NumberSum) -> None:
+        """Start to sum the loss and metrics over all ranks, unless the norm goes with them.
+
+        They travel while the gradients do, so `update` finds them there.
+        """
+        if not self.needs_norm:
+            summing.start(_with_numbers(stats, weight, 0.0))
+
     def update(
         self,
         stats: torch.Tensor,
@@ -99,6 +107,8 @@ class Updater:
         carried: list[float] | None = None,
     ) -> list[float]:
         """Clip, step the optimizer, and return the loss and metrics of all ranks.
+
+        `start_sums` has been called, unless the sums are known already.
 
         Args:
             stats: the loss and metrics of this rank.
@@ -111,8 +121,8 @@ class Updater:
         needs_norm = self.needs_norm
         needs_sums = needs_norm or self.accumulation.num_batches > 0
         squares = 0.0
-        if carried is None:
-            own = self._sum_squares(stats) if applies and needs_norm else 0.0
+        if carried is None and needs_norm:
+            own = self._sum_squares(stats) if applies else 0.0
             summing.start(_with_numbers(stats, weight, own))
         if applies and not needs_sums:
             self._step()  # while the sums are under way

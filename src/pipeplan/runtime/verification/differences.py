@@ -19,7 +19,7 @@ from pipeplan.splitting.layout import LayoutKind
 from pipeplan.splitting.placeholders import CARRIED_PAST, has_placeholder
 from pipeplan.splitting.stage_modules import StageModule
 
-__all__ = ["Difference", "are_close", "find_difference", "first_line", "raised"]
+__all__ = ["Difference", "are_close", "find_difference", "first_line", "is_of_memory", "raised"]
 
 READS_LAYERS = (
     "a loss or a forward that reads other layers (losses kept on layers, model in a closure) sees"
@@ -94,6 +94,16 @@ def first_line(error: Exception) -> str:
     """The class of an error, and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return printable(f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": "))
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Whether a rank had too little memory; then nothing is known of the model."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError)
+        or "can't allocate memory" in text
+        or "out of memory" in text
+    )
 
 
 def _foreign_class(whole: Result) -> str:

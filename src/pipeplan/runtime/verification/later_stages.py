@@ -12,7 +12,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeplan.errors import RuntimeMismatchError
-from pipeplan.runtime.verification.differences import Difference, find_difference, raised
+from pipeplan.runtime.verification.differences import (
+    Difference,
+    find_difference,
+    is_of_memory,
+    raised,
+)
 from pipeplan.runtime.verification.runs import run_stage, run_whole
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
 
@@ -48,7 +53,9 @@ def _compare(
         state = stage.state()
         try:
             whole = run_whole(stage, [sample], trains=True)
-        except Exception:
+        except Exception as error:
+            if is_of_memory(error):
+                raise
             return None  # ranks compare whether it raises
         finally:
             state.put_back()
@@ -58,6 +65,8 @@ def _compare(
     except RuntimeMismatchError as error:
         return Difference(text=str(error), is_in_forward=True)
     except Exception as error:
+        if is_of_memory(error):
+            raise
         return raised(stage.module, whole, error)
     finally:
         state.put_back()

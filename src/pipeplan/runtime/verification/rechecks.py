@@ -29,7 +29,7 @@ from torch import nn
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.replica_setup import Replica
-from pipeplan.runtime.verification.differences import first_line
+from pipeplan.runtime.verification.differences import first_line, is_of_memory
 from pipeplan.runtime.verification.digests import WholeRun, find_other_run
 from pipeplan.runtime.verification.later_looks import (
     LayerCalls,
@@ -53,6 +53,8 @@ __all__ = ["Recheck"]
 
 COPIES = 3
 """Of the whole model that have to fit into the host's memory: its tensors, gradients, a margin."""
+NO_ROOM = "ranks do not compare what they compute after the first step"
+NO_ROOM_FOR_STAGES = "ranks do not compare their stages with it after the first step"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Recheck:
     _is_possible: bool = field(default=True, init=False)
     """Whether ranks can compare what they compute."""
     _has_room: bool = field(default=True, init=False)
+    _has_room_for_stages: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.replica is not None:
@@ -94,52 +97,66 @@ class Recheck:
         """
         if not self._has_room:
             return
-        fits = self._look_for_room()
+        self._look_for_room()
         if not self._has_room:
             return
         others, remembered = self._exchange()
         found: WholeRun | str | None = None
+        is_short = False
         if self.replica is not None and self.stages:
             stage = self.stages[-1]
             with self.replica.reducer.paused(), _keeping_gradients(stage.modules()), _silent():
-                if microbatch is not None and fits:
-                    self.problem = find_in_stages(
-                        self.stages,
-                        microbatch,
-                        self.replica.held_by,
-                        lambda: self._being_whole(stage, others),
-                    )
-                if self._is_possible:
-                    found = self._run_whole(stage, samples, others, remembered)
-        self._compare(found)
+                try:
+                    if microbatch is not None and self._has_room_for_stages:
+                        self.problem = find_in_stages(
+                            self.stages,
+                            microbatch,
+                            self.replica.held_by,
+                            lambda: self._being_whole(stage, others),
+                        )
+                    if self._is_possible:
+                        found = self._run_whole(stage, samples, others, remembered)
+                except Exception as error:
+                    if not is_of_memory(error):
+                        raise
+                    is_short = True
+        self._compare(found, is_short=is_short)
 
-    def _compare(self, found: WholeRun | str | None) -> None:
-        """Compare what all ranks have found."""
+    def _tell(self, text: str) -> None:
+        if self.rank == 0:
+            sys.stderr.write(f"pipeplan: {text}\n")
+
+    def _compare(self, found: WholeRun | str | None, *, is_short: bool) -> None:
+        """Compare what all ranks have found, unless one `is_short` of memory."""
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (found, self._is_certain_now(), self._hooked()))
+        own = (found, self._is_certain_now(), self._hooked(), is_short)
+        dist.all_gather_object(everyone, own)
         require_no_problem(self.problem)
-        hooked = {name for _, _, names in everyone for name in names}
+        if any(is_short for *_, is_short in everyone):
+            self._has_room = False
+            self._tell(f"the whole model did not fit into a rank's memory, so {NO_ROOM}")
+            return
+        hooked = {name for _, _, names, _ in everyone for name in names}
         runs = {
             rank: each.without(hooked)
-            for rank, (each, _, _) in enumerate(everyone)
+            for rank, (each, *_) in enumerate(everyone)
             if isinstance(each, WholeRun)
         }
-        errors = {r: each for r, (each, _, _) in enumerate(everyone) if isinstance(each, str)}
+        errors = {r: each for r, (each, *_) in enumerate(everyone) if isinstance(each, str)}
         text = find_other_run(runs, self.rounding) if runs else None
         if errors and runs:
             rank = min(errors)
             text = f"model: raises on rank {rank}, but not on rank {min(runs)}: {errors[rank]}"
         if text is None:
             return
-        if all(is_certain for _, is_certain, _ in everyone):
+        if all(is_certain for _, is_certain, *_ in everyone):
             raise RuntimeMismatchError(f'{text} (verify="off" leaves this comparison out)')
         self._is_possible = False
-        if self.rank == 0:
-            sys.stderr.write(
-                f"pipeplan: {text}; it is not refused, because forwards change globals or objects,"
-                " or the program has replaced functions of layers, which one rank alone knows; from"
-                " now on ranks compare their own stages with the whole model, but not each other\n"
-            )
+        self._tell(
+            f"{text}; it is not refused, because forwards change globals or objects, or the program"
+            " has replaced functions of layers, which one rank alone knows; from now on ranks"
+            " compare their own stages with the whole model, but not each other"
+        )
 
     def _hooked(self) -> list[str]:
         """Parameters of this rank whose gradients go through hooks, which other ranks have not."""
@@ -154,10 +171,10 @@ class Recheck:
             return True
         return self.is_certain and self.marks.are_same(self.replica.held.model)
 
-    def _look_for_room(self) -> bool:
-        """Whether a microbatch of the whole model fits into all ranks; also notes if nothing does.
+    def _look_for_room(self) -> None:
+        """Note whether the whole model fits into all ranks, and a microbatch of it, too.
 
-        All ranks have to call it.
+        All ranks have to call it. What does not fit once is left out from then on.
         """
         own, free = 0, float("inf")
         if self.replica is not None and self.stages:
@@ -169,12 +186,14 @@ class Recheck:
         needed = COPIES * sum(size for size, _ in everyone)
         least = min(free for _, free in everyone)
         self._has_room = needed < least
-        if not self._has_room and self.rank == 0:
-            sys.stderr.write(
-                "pipeplan: the whole model does not fit into a rank's memory again, so ranks do not"
-                " compare what they compute after the first step\n"
+        if not self._has_room:
+            self._tell(f"the whole model does not fit into a rank's memory again, so {NO_ROOM}")
+        elif self._has_room_for_stages and needed + COPIES * self.activation_bytes >= least:
+            self._has_room_for_stages = False
+            self._tell(
+                "a microbatch of the whole model does not fit into a rank's memory, so"
+                f" {NO_ROOM_FOR_STAGES}"
             )
-        return bool(needed + COPIES * self.activation_bytes < least)
 
     def _exchange(self) -> tuple[StageState, StageState]:
         """The states of stages that this rank does not hold, and what its own takes over."""
@@ -230,6 +249,8 @@ class Recheck:
                     state.put_back()
                     self.problem = find_uneven_loss(stage, samples)
             except Exception as error:
+                if is_of_memory(error):
+                    raise
                 return first_line(error)
             finally:
                 state.put_back()

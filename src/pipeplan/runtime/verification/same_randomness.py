@@ -17,7 +17,7 @@ import torch
 
 from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.nesting import tensors_in
-from pipeplan.splitting.torch_private import TorchDispatchMode
+from pipeplan.splitting.torch_private import QuickDispatchMode
 
 __all__ = ["Draw", "SameRandomness", "seed_python"]
 
@@ -27,7 +27,7 @@ Draw = tuple[str, str]
 """Where in the model a random operation was called, and which one."""
 
 
-class SameRandomness(TorchDispatchMode):
+class SameRandomness(QuickDispatchMode):
     """Inside, equal random operations draw equal numbers.
 
     With `owned`, what is drawn at other places of the model becomes NaN. A stage repeats what the
@@ -55,27 +55,29 @@ class SameRandomness(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation; if it is a random one, seed its generator and note it."""
-        kwargs = kwargs or {}
-        if _is_random(func):
-            generators = [
-                value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)
-            ]
-            text = _describe(func, args, kwargs) + (OWN_GENERATOR if generators else "")
-            if self.is_noting:
-                is_hidden = not torch.is_grad_enabled() or is_inside_checkpoint()
-                self.repeats = self.repeats or is_hidden
-                self.draws.append((self.position, text))
-            self._seed(zlib.crc32(text.encode()), generators, [*args, *kwargs.values()])
-            output = func(*args, **kwargs)
-            if self.is_noting and self._owned is not None and self.position not in self._owned:
-                for tensor in tensors_in(output):
-                    tensor.fill_(math.nan if tensor.is_floating_point() else 0)
-            return output
-        return func(*args, **kwargs)
+        if not _is_random(func):
+            return func(*args, **(kwargs or {}))
+        return self._draw(func, args, kwargs or {})
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        generators = [
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)
+        ]
+        text = _describe(func, args, kwargs) + (OWN_GENERATOR if generators else "")
+        if self.is_noting:
+            is_hidden = not torch.is_grad_enabled() or is_inside_checkpoint()
+            self.repeats = self.repeats or is_hidden
+            self.draws.append((self.position, text))
+        self._seed(zlib.crc32(text.encode()), generators, [*args, *kwargs.values()])
+        output = func(*args, **kwargs)
+        if self.is_noting and self._owned is not None and self.position not in self._owned:
+            for tensor in tensors_in(output):
+                tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+        return output
 
     def __exit__(self, *error: Any) -> None:
         """Give generators of the model the state that they had."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         for generator, state in self._states.values():
             generator.set_state(state)
 
