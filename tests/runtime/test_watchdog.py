@@ -230,6 +230,23 @@ def test_the_ranks_of_another_host_vouch_for_each_other():
     assert found.reason.startswith("died or is out of reach: no sign of life for 16 s")
 
 
+def test_a_rank_that_is_done_does_not_end_by_what_it_was_about_to_find(capfd):
+    """Its thread gets no processor for long, and looks again when others have already ended."""
+    with Group(2) as group:
+        watcher = group.watchdogs[1]._watcher
+
+        def find_late():
+            watcher.stop.wait()
+            return Failure(rank=0, reason="died")
+
+        watcher._find_failure = find_late
+        time.sleep(0.1)
+        group.watchdogs[1].close()
+        assert not watcher.thread.is_alive()
+        assert group.ends == {}
+    assert lines_in(capfd) == []
+
+
 def test_a_mismatch_that_only_one_rank_finds_is_named(capfd):
     with Group(3) as group:
         with (
