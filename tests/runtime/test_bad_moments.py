@@ -67,6 +67,7 @@ TROUBLES = {
     "barrier": dist.barrier,
     "pause": lambda: pause(10),
     "hold": lambda: hold_interpreter(10),
+    "hold-long": lambda: hold_interpreter(50),
     "nothing": lambda: None,
 }
 
@@ -192,6 +193,16 @@ def test_a_rank_that_comes_back_in_time_is_innocent(tmp_path, victim, what):
     assert codes == [0] * NUM_RANKS, printed
     assert last == []
     assert printed == ""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("held", [0, 1])
+def test_who_is_held_by_native_code_ends_too_when_another_dies(tmp_path, held):
+    last, codes, _, took_s = run(tmp_path, (held, "training", "hold-long"), (2, "training", "kill"))
+    assert len(last) == 1
+    assert "rank 2 " in last[0]
+    assert took_s < LIMIT_S
+    assert 0 not in codes
 
 
 @pytest.mark.full

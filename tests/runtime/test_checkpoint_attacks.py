@@ -429,8 +429,11 @@ def test_names_that_only_look_like_checkpoints(tmp_path):
     (tmp_path / "step-0000000x").mkdir()
     assert newest_checkpoint(tmp_path).name == "step-00000004"
     (tmp_path / "step-00000098").mkdir()
-    assert "pipeplan.json: cannot be read" in refused(tmp_path)
-    assert "has no pipeplan.json; it is no checkpoint" in refused(tmp_path / "step-00000098")
+    before = f"continue from the one before with --resume-from {tmp_path / 'step-00000004'}"
+    for path in (tmp_path, tmp_path / "step-00000098"):
+        said = refused(path)
+        assert said.endswith(before)
+        assert "pipeplan.json: cannot be read" in said or "has no pipeplan.json; it is no" in said
 
 
 # ---------------------------------------------------------------------------- writing

@@ -249,6 +249,7 @@ def train_with_checkpoints(rank, folder, options):
         if pipeline.num_steps % 2 == 0:
             pipeline.save(os.path.join(folder, "checkpoints"))
         time.sleep(0.02)
+    pipeline.close()  # ranks end here at once, and others may not take that for a death
 
 
 def losses_of(folder):

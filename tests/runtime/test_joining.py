@@ -15,6 +15,8 @@ import torch.distributed as dist  # noqa: E402
 
 from pipeplan.errors import InputError, PipeplanError  # noqa: E402
 from pipeplan.runtime import WatchdogOptions, join_ranks  # noqa: E402
+from pipeplan.runtime.supervision import launching  # noqa: E402
+from pipeplan.runtime.supervision.courier import ANSWER_S  # noqa: E402
 from pipeplan.runtime.supervision.gathering import gather  # noqa: E402
 from runtime.workers import free_port  # noqa: E402
 
@@ -74,6 +76,16 @@ def test_rank_0_that_never_comes_is_noticed(tmp_path):
     port = free_port()
     said = join(tmp_path, [1], 2, port, 2.0)
     assert f"(rank 1 has found no store at 127.0.0.1:{port})" in said[1]
+
+
+def test_no_thread_is_left_inside_of_torch_when_there_is_no_store(monkeypatch):
+    """The interpreter would end with SIGABRT."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    start_s = time.monotonic()
+    with pytest.raises(dist.DistNetworkError):
+        launching._open_store(1, 2.0)
+    assert 2.0 <= time.monotonic() - start_s < 2.0 + ANSWER_S
 
 
 def test_a_port_in_use_is_named(tmp_path):

@@ -27,6 +27,17 @@ def test_all_is_well():
     assert isinstance(judge([STEP, computing], OPTIONS), Waiting)
 
 
+def test_a_silent_rank_is_busy_and_waits_for_nobody():
+    silent = dataclasses.replace(WAITS, state=State.SILENT, age_s=100.0, where="train.py:9")
+    waits = dataclasses.replace(WAITS, age_s=100.0)
+    verdict = judge([waits, silent, waits], OPTIONS)
+    assert isinstance(verdict, Waiting)
+    assert verdict.rank == 1
+    assert verdict.what == "runs, but gives no sign of life (last seen at train.py:9) for 100 s"
+    late = [dataclasses.replace(beat, age_s=601.0) for beat in (waits, silent)]
+    assert judge(late, OPTIONS).rank == 1
+
+
 def test_a_barrier_that_nobody_else_comes_to():
     verdict = judge([WAITS, IN_BARRIER, WAITS], OPTIONS)
     assert verdict == Failure(

@@ -1,8 +1,10 @@
 """Watchdogs of several ranks in one process: who is named, who speaks, who waits for whom."""
 
+import contextlib
 import dataclasses
 import threading
 import time
+import types
 
 import pytest
 
@@ -13,12 +15,15 @@ import torch.distributed as dist  # noqa: E402
 from pipeplan.errors import RuntimeMismatchError  # noqa: E402
 from pipeplan.pipeline import Block, Kind  # noqa: E402
 from pipeplan.runtime.supervision import ending, watching  # noqa: E402
+from pipeplan.runtime.supervision.courier import Courier  # noqa: E402
+from pipeplan.runtime.supervision.crew import make_crew  # noqa: E402
 from pipeplan.runtime.supervision.error_policy import (  # noqa: E402
     blame_for_error,
     in_set_up,
 )
 from pipeplan.runtime.supervision.patient_clock import PatientClock  # noqa: E402
 from pipeplan.runtime.supervision.processes import Process  # noqa: E402
+from pipeplan.runtime.supervision.signs import Signs  # noqa: E402
 from pipeplan.runtime.supervision.status_board import (  # noqa: E402
     Beat,
     Failure,
@@ -49,8 +54,8 @@ class SlowReader:
 class Group:
     """The watchdogs of some ranks. A rank that would end its process is noted instead."""
 
-    def __init__(self, num_ranks, delays_s=None, names=None):
-        self.store = dist.HashStore()
+    def __init__(self, num_ranks, delays_s=None, names=None, options=QUICK):
+        self.store, self._options = dist.HashStore(), options
         self.ends = {}
         """By rank, its exit code, and which ranks had read the failure by then."""
         self.board = StatusBoard(self.store, 0, num_ranks)
@@ -68,7 +73,7 @@ class Group:
     def _make(self, rank, delay_s):
         store = SlowReader(self.store, delay_s) if delay_s else self.store
         self.watchdogs[rank] = Watchdog(
-            store, rank, self.names, QUICK, lambda code: self._note(rank, code)
+            store, rank, self.names, self._options, lambda code: self._note(rank, code)
         )
 
     def _note(self, rank, code):
@@ -95,6 +100,7 @@ def _quick_and_harmless(monkeypatch):
     monkeypatch.setattr(Process, "kill", lambda self: None)
     monkeypatch.setattr(watching, "GRACE_S", 0.2)
     monkeypatch.setattr(ending, "GRACE_S", 0.2)
+    monkeypatch.setattr(ending, "FINISH_S", 0.4)
 
 
 def lines_in(capfd):
@@ -135,6 +141,110 @@ def test_the_first_failure_stays():
         group.board.declare(Failure(rank=1, reason="first"))
         group.board.declare(Failure(rank=0, reason="second"))
         assert group.board.read_failure() == Failure(rank=1, reason="first")
+
+
+def test_a_rank_that_raises_has_time_to_finish(monkeypatch):
+    kills_s = []
+    monkeypatch.setattr(Process, "kill", lambda self: kills_s.append(time.monotonic()))
+    with Group(2) as group:
+        start_s = time.monotonic()
+        group.board.declare(Failure(rank=1, reason="raised", kind=FailureKind.RAISED))
+        group.await_ends({0})
+    assert kills_s[0] - start_s > ending.FINISH_S
+    assert group.ends[0][0] == 1
+
+
+def test_a_rank_that_does_not_learn_of_a_failure_is_ended_by_others(monkeypatch):
+    killed = []
+    monkeypatch.setattr(Process, "kill", lambda self: killed.append(self.pid))
+    monkeypatch.setattr(Process, "is_alive", True)
+    quick = dataclasses.replace(QUICK, beat_timeout_s=0.3)
+    with Group(3, options=quick) as group:
+        fall_silent(group.watchdogs[1])
+        group.watchdogs[0]._crew.processes[1] = dataclasses.replace(Process.this_one(), pid=1001)
+        group.board.declare(Failure(rank=2, reason="hangs"))
+        group.await_ends({0, 2})
+    assert 1001 in killed
+
+
+def fall_silent(watchdog):
+    """Do what native code does that holds Python's lock: the thread gives no sign of life."""
+    watchdog._watcher._signs.exchange = lambda make_beat: None
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_rank_that_gives_no_sign_of_life_is_named(capfd, silent):
+    """It may have been the one that judges, and its last sign may say that it waits."""
+    quick = dataclasses.replace(QUICK, beat_timeout_s=0.3, notice_s=0.5, outside_timeout_s=1.2)
+    with Group(3, options=quick) as group, contextlib.ExitStack() as calls:
+        for watchdog in group.watchdogs:
+            calls.enter_context(watchdog.call("step"))
+            watchdog.enter(State.WAITING, "0F0")
+        time.sleep(0.2)
+        fall_silent(group.watchdogs[silent])
+        group.await_ends({0, 1, 2} - {silent})
+    *notices, last = lines_in(capfd)
+    assert notices
+    for notice in notices:
+        assert f"for rank {silent} (stage {silent}) for" in notice
+        assert "it runs, but gives no sign of life" in notice
+    assert last.startswith(f"pipeplan: rank {silent} (stage {silent}) hangs: runs, but gives no")
+    assert last.endswith("raise outside_timeout_s (1.2 s); all ranks end")
+
+
+class OtherHost:
+    """What rank 0 sees of ranks 1 and 2, which run on another host; time is made here."""
+
+    def __init__(self):
+        self.store = dist.HashStore()
+        there = [Process(host="there", pid=pid, birth="1", machine="m") for pid in (11, 12)]
+        courier = Courier()
+        processes = [Process.this_one(), *there]
+        self._crew = make_crew(self.store, 0, processes, WatchdogOptions(), courier, b"")
+        self._crew.clock = types.SimpleNamespace(now_s=0.0)
+        self._signs, self._count = Signs(self._crew), 0
+
+    def pass_s(self, seconds, alive):
+        """What rank 0 finds while these ranks give signs of life."""
+        for _ in range(seconds):
+            self._count += 1
+            self._crew.clock.now_s += 1.0
+            beat = Beat(count=self._count, state=State.OUTSIDE, doing="", age_s=1.0)
+            for rank in alive:
+                StatusBoard(self.store, rank, 3).write_beat(beat)
+            found = self._signs.exchange(lambda beat=beat: beat)
+            self._crew.courier.ask(lambda: None)  # the round is over
+            if found is not None:
+                return found
+        return None
+
+
+def test_the_ranks_of_another_host_vouch_for_each_other():
+    """Native code may keep one of them from giving signs of life; it is merely busy."""
+    other = OtherHost()
+    assert other.pass_s(3, alive=[1, 2]) is None
+    assert other.pass_s(60, alive=[2]) is None
+    assert other.pass_s(3, alive=[1, 2]) is None
+    found = other.pass_s(25, alive=[])
+    assert found.rank == 1
+    assert found.reason.startswith("died or is out of reach: no sign of life for 16 s")
+
+
+def test_a_rank_that_is_done_does_not_end_by_what_it_was_about_to_find(capfd):
+    """Its thread gets no processor for long, and looks again when others have already ended."""
+    with Group(2) as group:
+        watcher = group.watchdogs[1]._watcher
+
+        def find_late():
+            watcher.stop.wait()
+            return Failure(rank=0, reason="died")
+
+        watcher._find_failure = find_late
+        time.sleep(0.1)
+        group.watchdogs[1].close()
+        assert not watcher.thread.is_alive()
+        assert group.ends == {}
+    assert lines_in(capfd) == []
 
 
 def test_a_mismatch_that_only_one_rank_finds_is_named(capfd):

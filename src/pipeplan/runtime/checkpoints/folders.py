@@ -54,7 +54,8 @@ def choose_checkpoint(path: Path) -> Path | None:
     if os.path.lexists(path / DESCRIPTION):
         return path
     if NAME.fullmatch(path.name):
-        raise CheckpointError(f"{shown(path)}: has no {DESCRIPTION}; it is no checkpoint")
+        problem = f"{shown(path)}: has no {DESCRIPTION}; it is no checkpoint"
+        raise CheckpointError(explain_damage(path, problem))
     if path.exists() and not path.is_dir():
         raise CheckpointError(
             f"{shown(path)}: is a file; give the folder of checkpoints (load_weights reads"

@@ -68,7 +68,7 @@ def load_checkpoint(
     chosen = together(lambda: choose_checkpoint(path) if dist.get_rank() == 0 else None)[0]
     if chosen is None:
         return None
-    if together(lambda: is_legacy(chosen))[0]:
+    if together(lambda: _is_legacy(chosen))[0]:
         progress = load_legacy(state, chosen, trust=trust)
         return Loaded(progress=progress, state={}, tracked={}, random=None)
     names = together(lambda: _model_names(state))
@@ -77,6 +77,13 @@ def load_checkpoint(
     together(lambda: staged.append(_stage(state, chosen, everywhere, needed)))
     _apply(state, staged[0])
     return staged[0].loaded
+
+
+def _is_legacy(path: Path) -> bool:
+    try:
+        return is_legacy(path)
+    except CheckpointError as problem:
+        raise CheckpointError(explain_damage(path, str(problem))) from None
 
 
 def _model_names(state: TrainingState) -> list[str]:

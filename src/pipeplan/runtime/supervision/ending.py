@@ -43,7 +43,9 @@ INTERRUPTED_CODE = 128 + signal.SIGINT
 TERMINATED_CODE = 128 + signal.SIGTERM
 """The exit code of a rank that was asked to end, and found no reason."""
 GRACE_S = 3.0
-"""How long a failed rank may take to end by itself before it is killed."""
+"""How long a rank that hangs may take to end by itself before it is killed."""
+FINISH_S = 15.0
+"""The same for a rank that raises, since its program may have something to finish."""
 LINGER_BEATS = 3
 """How long a rank that ends without a store stays, at least, for others that are late."""
 POLL_S = 0.05
@@ -69,9 +71,10 @@ class Ending:
         with contextlib.suppress(StoreError):
             self._crew.courier.ask(self._crew.board.mark_read)
             if is_speaker or self._crew.rank == 0:
-                self.await_readers(failure.rank)
+                self._kill_unreached(self.await_readers(failure.rank))
         if is_speaker and failure.rank != self._crew.rank:
-            self._kill_late(self._crew.processes[failure.rank])
+            grace_s = GRACE_S if failure.kind is FailureKind.NOTICED else FINISH_S
+            self._kill_late(self._crew.processes[failure.rank], grace_s)
         self.end(_code_of(failure))
 
     def without_store(self, line: str, culprit: int | None, absent: Iterable[int]) -> None:
@@ -106,18 +109,24 @@ class Ending:
             self._crew.processes[culprit].kill()
         self.end(1)
 
-    def await_readers(self, culprit: int) -> None:
-        """Wait until all ranks but the culprit know the failure, or have ended.
+    def await_readers(self, culprit: int) -> set[int]:
+        """Wait until all ranks but the culprit know the failure, or have ended; who does not.
 
-        A rank that takes longer than `beat_timeout_s` counts as dead anyway.
+        A rank that takes longer than `beat_timeout_s` is not waited for.
         """
         deadline_s = time.monotonic() + max(GRACE_S, self._crew.options.beat_timeout_s)
         missing = set(range(len(self._crew.processes))) - {self._crew.rank, culprit}
         while time.monotonic() < deadline_s:
             missing = {rank for rank in missing if not self.knows_or_ended(rank)}
             if not missing:
-                return
+                break
             time.sleep(POLL_S)
+        return missing
+
+    def _kill_unreached(self, ranks: Iterable[int]) -> None:
+        """End ranks of this host that do not learn of the failure: native code may hold them."""
+        for rank in ranks:
+            self._crew.processes[rank].kill()
 
     def knows_or_ended(self, rank: int) -> bool:
         """Whether a rank needs the store no more: it knows the failure, is done or has ended."""
@@ -127,9 +136,9 @@ class Ending:
         beat = ask(lambda: board.read_beat(rank))
         return beat is not None and beat.state is State.DONE
 
-    def _kill_late(self, process: Process) -> None:
+    def _kill_late(self, process: Process, grace_s: float) -> None:
         """Kill a failed rank of this host that does not end by itself."""
-        deadline_s = time.monotonic() + GRACE_S
+        deadline_s = time.monotonic() + grace_s
         while process.is_on_this_host and process.is_alive:
             if process.is_stopped or time.monotonic() > deadline_s:
                 process.kill()

@@ -12,6 +12,7 @@ are numbered, and the numbers tell who is behind::
     closed           certain at once, if another rank is in a later call
     stuck            all that do not wait in the pipeline have sat in a collective outside of it for
                      `beat_timeout_s`: nobody is left to come
+    silent           native code keeps Python from its watchdog; it is busy, and waits for nobody
     busy             anything else; a line every `notice_s`, and `outside_timeout_s` as the limit
     deadlock         all wait in the pipeline
 """
@@ -153,6 +154,9 @@ def _activity(beat: Beat, options: WatchdogOptions) -> tuple[str, float]:
     at = f" ({beat.where})" if beat.where else ""
     if beat.state is State.COMPUTING:
         return f"has computed {beat.doing}", options.first_block_timeout_s
+    if beat.state is State.SILENT:
+        seen = f" (last seen at {beat.where})" if beat.where else ""
+        return f"runs, but gives no sign of life{seen}", options.outside_timeout_s
     if beat.state is State.TOGETHER:
         return f"has been busy in {beat.call}{at}", options.outside_timeout_s
     if beat.collective:

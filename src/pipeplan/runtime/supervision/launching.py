@@ -45,6 +45,8 @@ POLL_S = 0.05
 NOTICE_S = 30.0
 """While ranks are missing, rank 0 says so after this time, and then again."""
 MAX_LISTED = 8
+SHORTEST_ATTEMPT_S, LONGEST_ATTEMPT_S = 1.0, 10.0
+"""How long one attempt to reach the store is meant to take."""
 Result = TypeVar("Result")
 
 
@@ -134,18 +136,25 @@ def _open_store(rank: int, timeout_s: float) -> Any:
     """A client of torchrun's store; where there is none, rank 0 makes a new store."""
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     is_holder = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = timedelta(seconds=timeout_s)
-    try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=is_holder, timeout=limit, wait_for_workers=False
-        )
-    except dist.DistNetworkError as error:
-        text = str(error)
-        if is_holder and ("EADDRINUSE" in text or "in use" in text):
-            raise InputError(
-                f"MASTER_PORT: {port} is in use on this host; give the ranks another one"
-            ) from None
-        raise
+    deadline = time.monotonic() + timeout_s
+    while True:
+        # Torch takes up to twice the time that it is given, and a thread inside of it cannot end.
+        left_s = deadline - time.monotonic()
+        attempt = timedelta(seconds=min(max(left_s / 3, SHORTEST_ATTEMPT_S), LONGEST_ATTEMPT_S))
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, is_master=is_holder, timeout=attempt, wait_for_workers=False
+            )
+            break
+        except dist.DistNetworkError as error:
+            text = str(error)
+            if is_holder and ("EADDRINUSE" in text or "in use" in text):
+                raise InputError(
+                    f"MASTER_PORT: {port} is in use on this host; give the ranks another one"
+                ) from None
+            if is_holder or time.monotonic() >= deadline:
+                raise
+            time.sleep(POLL_S)
     store.set_timeout(timedelta(seconds=max(timeout_s, PATIENCE_S)))
     return store
 

@@ -67,6 +67,10 @@ class Process:
         """Whether it runs, or ran, on this host."""
         return self.host == socket.gethostname() and self.machine == _machine()
 
+    def shares_host(self, other: "Process") -> bool:
+        """Whether both are known to run, or to have run, on the same host."""
+        return self.is_known and (self.host, self.machine) == (other.host, other.machine)
+
     @property
     def is_alive(self) -> bool:
         """Whether this very process still runs, and is no zombie; asked on its own host only.

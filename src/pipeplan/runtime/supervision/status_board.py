@@ -38,6 +38,8 @@ class State(StrEnum):
     """It met an error of a connection, and waits until the watchdog finds out who failed."""
     DONE = "done"
     """Its pipeline is closed."""
+    SILENT = "silent"
+    """It gives no sign of life, though its process runs. No rank says so of itself."""
 
 
 INSIDE = (State.TOGETHER, State.COMPUTING, State.WAITING, State.SEEKING)

@@ -124,7 +124,9 @@ class Watcher:
     # ---------------------------------------------------------------- ending
 
     def _finish(self, failure: Failure) -> None:
-        """Say the failure if nobody else does, and end this process."""
+        """Say the failure if nobody else does, and end this process, unless it is done."""
+        if self.stop.is_set():
+            return  # closed while this thread looked; what others do now concerns it no more
         if self.has_reported and failure.kind is FailureKind.NOTICED:
             # All end because of an error that is told already; who ends first is no culprit.
             if not self.stop.wait(GRACE_S):
