@@ -127,6 +127,37 @@ def unseen_cases(folder: Path, known: set[str]) -> list[Case]:
     return cases
 
 
+UNSEEN_ZOO = ("inception-v3", "bert-48", "mixtral-8x7b", "llava-7b", "llama-70b")
+
+
+def unseen_on_same_clusters(folder: Path, file_cases: list[Case]) -> list[Case]:
+    """Models that are not in the file, on its kinds of clusters; random links are drawn anew."""
+    known = {case.name.split()[0] for case in file_cases}
+    paths = sorted(folder.glob("*.model.json"))
+    models = [(path.name.split(".")[0], read_model(path)) for path in paths]
+    models += [(name, zoo.model(name)) for name in UNSEEN_ZOO]
+    unseen = [(name, model) for name, model in models if name not in known]
+    clusters = {case.cluster.name: with_memory(case.cluster, None) for case in file_cases}
+    cases = []
+    for number, (name, model) in enumerate(unseen):
+        for kind, where in enumerate(clusters):
+            cluster = clusters[where]
+            if where.startswith("random"):
+                cluster = with_random_links(cluster, random.Random(100 + number))
+            count = MICROBATCHES[(number * len(clusters) + kind + number // 2) % 4]
+            cases.append(case_of(f"{name} {where}", model, cluster, count))
+    return cases
+
+
+def with_random_links(cluster: Cluster, rng: random.Random) -> Cluster:
+    """The cluster with another link for each ordered pair of devices, 1 to 100 GB/s."""
+    size = range(cluster.num_devices)
+    rates = tuple(
+        tuple(0.0 if u == v else round(100 ** rng.random(), 3) for v in size) for u in size
+    )
+    return replace(cluster, bandwidth_gb_per_s=rates)
+
+
 def unequal_hosts(rng: random.Random) -> Cluster:
     """Eight devices on two to four hosts of different size and links."""
     sizes = rng.choice([(4, 4), (2, 2, 4), (1, 3, 4), (2, 3, 3), (1, 1, 2, 4)])
@@ -174,9 +205,9 @@ def is_faster(planner: str, case: Case, iteration_ms: float) -> bool:
     return fits and other.iteration_ms < iteration_ms * (1 - 1e-9)
 
 
-def measure(case: Case, effort: float, threads: int) -> Row:
+def measure(case: Case, effort: float, threads: int, seed: int) -> Row:
     """Plan one instance both ways, and check the result."""
-    common = {"divisible": True, "num_threads": threads}
+    common = {"divisible": True, "num_threads": threads, "seed": seed}
     one = plan(case.model, case.cluster, case.microbatches, effort=effort, **common, **ONE_STAGE)
     begin, began = time.perf_counter(), time.process_time()
     both = plan(
@@ -222,19 +253,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=Path, help="a file of instances")
     parser.add_argument("--unseen", type=Path, help="a folder of profiles, on random clusters")
+    parser.add_argument(
+        "--same-clusters", action="store_true", help="unseen models on the clusters of the file"
+    )
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--effort", type=float, default=1.0)
     parser.add_argument("--every", type=int, default=1, help="only each so many-th instance")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     cases = cases_of_file(given.instances) if given.instances else []
-    if given.unseen:
+    if given.same_clusters and not (given.unseen and given.instances):
+        parser.error("--same-clusters needs --unseen and --instances")
+    if given.same_clusters:
+        cases = unseen_on_same_clusters(given.unseen, cases)
+    elif given.unseen:
         known = {Path(name).name for name in MODELS} | {case.name.split()[0] for case in cases}
         known |= {f"{name}.model.json" for name in known}
         cases = unseen_cases(given.unseen, known)
     cases = cases or own_cases()
     rows = [
-        measure(case, given.effort, given.threads) for case in cases[given.first :: given.every]
+        measure(case, given.effort, given.threads, given.seed)
+        for case in cases[given.first :: given.every]
     ]
     if not rows:
         sys.exit("no instances")
