@@ -153,16 +153,18 @@ void run_rates(unsigned seed) {
     const int devices = 2 + problem.below(12), num_links = 1 + problem.below(8);
     std::vector<std::vector<int>> members(num_links);
     std::vector<double> out, in;
+    const int many_kinds = problem.below(2);  // else many sides are full at the same level
+    const auto some_rate = [&] { return many_kinds ? 1 + problem.number(1e3) : 1.0 + problem.below(2); };
     for (std::vector<int>& link : members) {
         for (int u = 0; u < devices; ++u)
             if (problem.below(2)) link.push_back(u);
         if (link.empty()) link.push_back(0);
-        out.push_back(1 + problem.number(1e3)), in.push_back(1 + problem.number(1e3));
+        out.push_back(some_rate()), in.push_back(some_rate());
     }
     std::vector<int> hosts(devices);
     std::iota(hosts.begin(), hosts.end(), 0);
     std::vector<double> rates(devices * devices);
-    for (double& rate : rates) rate = 1 + problem.number(1e3);
+    for (double& rate : rates) rate = some_rate();
     const DeviceLinks links{std::vector<double>(devices, 1.0), Pairs(rates, devices, "rates"),
                             Pairs(std::vector<double>(rates.size(), 0.0), devices, "latencies"),
                             std::make_shared<SharedLinks>(members, out, in, hosts)};
@@ -185,6 +187,7 @@ void run_rates(unsigned seed) {
             kept.add(index, more), filled.add(index, more);
         }
         kept.update(), filled.update();
+        kept.clear_changes(), filled.clear_changes();
         for (int c = 0; c < num_classes; ++c)
             require(std::abs(kept.rate(c) - filled.rate(c)) <= 1e-9 * filled.rate(c) &&
                         (filled.rate(c) > 0) == (num_flows[c] > 0),
