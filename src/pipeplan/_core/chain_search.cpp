@@ -29,6 +29,7 @@ constexpr double kBlockBase = 0.25, kBlockPerPosition = 0.1, kBlockPerGroup = 0.
 constexpr double kFirstPolish = 0.1;     // of what the best plans get, for all that may be among them
 constexpr double kFarAbove = 1.02;       // times its bound: a schedule like this may gain much,
 constexpr double kFarPolish = 3.0;       // and gets so many times the budget
+constexpr double kNear = 1.05;           // times the best: a start like this is improved, too
 constexpr int kFewMicrobatches = 10;     // beside one for each group
 
 constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0, 0.0, 0.0, 0.0},
@@ -78,7 +79,7 @@ class ChainSearch {
         std::vector<ChainResult> results;
         for (auto& [ms, plan] : best_) {
             if (static_cast<int>(results.size()) == num_best) break;
-            results.push_back({ms, 0.0, plan, {}, {}});
+            results.push_back({ms, 0.0, plan, {}, {}, false});
         }
         return results;
     }
@@ -203,6 +204,18 @@ void sort_by_time(std::vector<ChainResult>& results) {
     });
 }
 
+// The fastest, and the fastest start beside them if it is not far behind: its schedule may gain more.
+void keep_best(std::vector<ChainResult>& results, int num_best) {
+    sort_by_time(results);
+    if (static_cast<int>(results.size()) <= num_best) return;
+    const auto rest = results.begin() + num_best;
+    const bool has_start = std::any_of(results.begin(), rest, [](const ChainResult& each) { return each.is_start; });
+    const auto start = std::find_if(rest, results.end(), [](const ChainResult& each) { return each.is_start; });
+    const bool is_near = start != results.end() && start->iteration_ms < kNear * results[0].iteration_ms;
+    if (is_near && !has_start) std::iter_swap(rest, start), ++num_best;
+    results.resize(num_best);
+}
+
 // The first starts, at most two on the same groups; where these are too few, the same again. Each
 // search has its own random numbers.
 std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, int num_starts) {
@@ -253,12 +266,11 @@ std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<Chai
     // Regular chains gain most by a better schedule: the walks may have left them for a worse plan.
     const std::size_t num_found = 4 * budget.num_best;
     if (all.size() > num_found) all.resize(num_found);
-    for (std::size_t k = 0; k < starts.size() && k < num_found; ++k) all.push_back({kInfinity, 0.0, starts[k], {}, {}});
+    for (std::size_t k = 0; k < starts.size() && k < num_found; ++k) all.push_back({kInfinity, 0.0, starts[k], {}, {}, true});
     pool.run(static_cast<int>(all.size()), [&](int k, int) {
         polish(model, budget.polish * kFirstPolish, seed * 7919ULL + k, all[k], control);
     });
-    sort_by_time(all);
-    if (static_cast<int>(all.size()) > budget.num_best) all.resize(budget.num_best);
+    keep_best(all, budget.num_best);
     pool.run(static_cast<int>(all.size()), [&](int k, int) {
         const bool is_far = all[k].iteration_ms > kFarAbove * all[k].bound_ms;
         polish(model, budget.polish * (is_far ? kFarPolish : 1.0), seed * 7919ULL + 1000 + k, all[k], control);

@@ -16,13 +16,14 @@ struct ChainResult {
     ChainPlan plan;
     std::vector<int> order;      // blocks, in the order of decisions; see `chain_block`
     std::vector<int> num_parts;  // [stages], of the all-reduces
+    bool is_start = false;       // whether the search began with this plan
 };
 
 struct ChainBudget {
     int num_starts;  // searches
     double anneal;   // blocks that each search may schedule
     double polish;   // and that may be scheduled for each of the best plans
-    int num_best;    // plans that are polished and returned
+    int num_best;    // plans that are polished and returned, a start beside them
 };
 
 // The plans by the time of their list schedules, without those that are not possible.
