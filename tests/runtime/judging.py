@@ -188,8 +188,10 @@ def train_whole(make):
             loss = subject.loss_fn(output, sample.targets)
         (loss * share + sum(extra) * share).backward()
     found = {n: p.grad for n, p in subject.model.named_parameters() if p.grad is not None}
+    known = set(map(id, subject.model.parameters()))
     if isinstance(subject.loss_fn, torch.nn.Module):
-        found |= {f"{LOSS_NAME}.{n}": p.grad for n, p in subject.loss_fn.named_parameters()}
+        of_loss = subject.loss_fn.named_parameters(LOSS_NAME)
+        found |= {name: p.grad for name, p in of_loss if id(p) not in known}
     return found, dict(subject.model.named_buffers())
 
 
@@ -200,7 +202,8 @@ def find_error(make, names, cuts, *, recompute=False):
     except BaseException as error:
         return f"raises {type(error).__name__}: {error}"
     expected, expected_buffers = train_whole(make)
-    first = first_names(make().model)
+    subject = make()
+    first = first_names(subject.model, find_loss_module(subject.model, subject.loss_fn))
     merged = {}
     for name, value in found.items():
         merged[first.get(name, name)] = merged.get(first.get(name, name), 0) + value

@@ -190,6 +190,24 @@ class ScaledLoss(nn.Module):
         return mlp_loss(output * self.scale, targets)
 
 
+class TiedLoss(nn.Module):
+    """A loss with a weight of the model and one of its own."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.weight = model[0].weight
+        self.bias = nn.Parameter(torch.zeros(6))
+
+    def forward(self, output, targets):
+        return mlp_loss(output @ self.weight.T + self.bias, targets)
+
+
+def tied_layers():
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+    model[1].weight = model[0].weight
+    return model
+
+
 def of(make_model, loss=None):
     def make():
         torch.manual_seed(0)
@@ -257,6 +275,15 @@ def test_a_loss_module_with_parameters(recompute):
     make = of(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), lambda _: ScaledLoss())
     assert find_refusal(make, None, [0, 2], recompute=recompute) is None
     assert find_error(make, None, [0, 2], recompute=recompute) is None
+
+
+@pytest.mark.parametrize("cuts", [[0], [0, 1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("make_model", [lambda: nn.Sequential(*tied_layers()[::2]), tied_layers])
+def test_a_loss_module_with_a_weight_of_the_model(cuts, make_model):
+    make = of(make_model, TiedLoss)
+    cuts = [cut for cut in cuts if cut < len(make_model())]
+    assert find_refusal(make, None, cuts) is None
+    assert find_error(make, None, cuts) is None
 
 
 @pytest.mark.parametrize("cuts", [[0, 1], [0, 3]])

@@ -3,16 +3,17 @@
 Stages compare by themselves. So each gives a few numbers that are linear in its gradient.
 """
 
+import contextlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from pipeplan.runtime.placement import name_stages
 
-__all__ = ["Projections", "find_in_sums", "find_shared", "project"]
+__all__ = ["Projections", "find_in_sums", "find_shared", "project", "separated_loss"]
 
 Projections = dict[str, list[float]]
 """For each parameter that several stages hold: numbers that are linear in its gradient."""
@@ -54,6 +55,30 @@ def find_shared(
         elif len(own) > 1:
             found[name] = f"{first_name_of[name]} ({name_stages(sorted(own))})"
     return found
+
+
+@contextlib.contextmanager
+def separated_loss(loss_fn: Any, model: nn.Module, held: Collection[int]) -> Iterator[set[int]]:
+    """Inside, a loss of another rank has copies of parameters that this rank holds, too (by id).
+
+    So their gradients tell the uses of this rank from that of the loss. Yields the ids of these.
+    """
+    taken: list[tuple[nn.Module, str, nn.Parameter]] = []
+    is_elsewhere = isinstance(loss_fn, nn.Module) and all(m is not loss_fn for m in model.modules())
+    for module in loss_fn.modules() if is_elsewhere else ():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in held:
+                taken.append((module, name, parameter))
+    copies = {
+        id(each): nn.Parameter(each.detach().clone(), each.requires_grad) for *_, each in taken
+    }
+    try:
+        for module, name, parameter in taken:
+            setattr(module, name, copies[id(parameter)])
+        yield set(copies)
+    finally:
+        for module, name, parameter in taken:
+            setattr(module, name, parameter)
 
 
 def project(gradients: Mapping[str, torch.Tensor | None], keys: Mapping[str, str]) -> Projections:

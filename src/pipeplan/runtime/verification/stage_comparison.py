@@ -48,6 +48,7 @@ from pipeplan.runtime.verification.shared_gradients import (
     find_in_sums,
     find_shared,
     project,
+    separated_loss,
 )
 from pipeplan.runtime.verification.stage_calls import (
     Result,
@@ -119,8 +120,15 @@ def compare_stage(
     before = try_whole(stage, samples[0], state)
     changed = changed_since(marks, module.model)
     own_state.put_back()
-    with nudged(_all_tensors(stage)):
-        shared = _shared_with_others(stage, held_by)
+    own = {id(parameter) for parameter in module.model.parameters()}
+    with (
+        nudged(_all_tensors(stage)),
+        separated_loss(stage.loss.loss_fn, module.model, own) as of_loss,
+    ):
+        others = module.rest.separate(own) | of_loss
+        shared = find_shared(
+            stage.parameters, others, held_by, stage.first_name_of, stage.own_stages
+        )
         rows, divided = RowReport(), Divided()
         outlines: Outlines | None = None
         try:
@@ -159,13 +167,6 @@ def compare_stage(
         keeps_state=wholes[True].keeps_state,
         outlines=outlines,
     )
-
-
-def _shared_with_others(stage: StageCalls, held_by: Mapping[str, set[int]]) -> dict[str, str]:
-    """The parameters of this stage that other stages hold as well."""
-    own = {id(parameter) for parameter in stage.module.model.parameters()}
-    others = stage.module.rest.separate(own)
-    return find_shared(stage.parameters, others, held_by, stage.first_name_of, stage.own_stages)
 
 
 def _own_generator_text(module: StageModule) -> str:
