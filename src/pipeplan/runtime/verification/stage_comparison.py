@@ -13,7 +13,7 @@ changed a little while it lasts: they could hide a difference.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,15 +120,7 @@ def compare_stage(
     before = try_whole(stage, samples[0], state)
     changed = changed_since(marks, module.model)
     own_state.put_back()
-    own = {id(parameter) for parameter in module.model.parameters()}
-    with (
-        nudged(_all_tensors(stage)),
-        separated_loss(stage.loss.loss_fn, module.model, own) as of_loss,
-    ):
-        others = module.rest.separate(own) | of_loss
-        shared = find_shared(
-            stage.parameters, others, held_by, stage.first_name_of, stage.own_stages
-        )
+    with nudged(_all_tensors(stage)), _separated(stage, held_by) as shared:
         rows, divided = RowReport(), Divided()
         outlines: Outlines | None = None
         try:
@@ -167,6 +159,16 @@ def compare_stage(
         keeps_state=wholes[True].keeps_state,
         outlines=outlines,
     )
+
+
+@contextlib.contextmanager
+def _separated(stage: StageCalls, held_by: Mapping[str, set[int]]) -> Iterator[dict[str, str]]:
+    """Inside, uses of this stage's parameters elsewhere count apart; yields those that cannot."""
+    model = stage.module.model
+    own = {id(parameter) for parameter in model.parameters()}
+    with separated_loss(stage.loss.loss_fn, model, own) as of_loss:
+        others = stage.module.rest.separate(own) | of_loss
+        yield find_shared(stage.parameters, others, held_by, stage.first_name_of, stage.own_stages)
 
 
 def _own_generator_text(module: StageModule) -> str:
