@@ -529,6 +529,21 @@ def test_a_loss_of_one_element_is_a_number():
     assert terms.of(OUTPUT, None, 1.0, torch.no_grad()).shape == ()
 
 
+def test_the_program_does_not_step_the_optimizer():
+    """Gradients are still there behind a step, so a loop that steps, too, would update twice."""
+    model = three()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    updater = Updater(clip_norm=None, scaler=LossScaler(enabled=False), on_nan="report")
+    updater.take_up(optimizer, None)
+    model(torch.ones(2, 4)).sum().backward()
+    before = model[2].bias.detach().clone()
+    with pytest.raises(RuntimeMismatchError, match=r"step\(\) was called outside of pipeline.step"):
+        optimizer.step()
+    assert torch.equal(model[2].bias, before)
+    updater._step()
+    assert not torch.equal(model[2].bias, before)
+
+
 def test_the_name_of_a_type_is_no_type():
     with pytest.raises(RuntimeMismatchError, match=r"amp_dtype: 'bfloat16' .* use torch\.bfloat16"):
         make_scaler("bfloat16")
