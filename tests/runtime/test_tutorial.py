@@ -85,7 +85,7 @@ def test_every_command_of_the_tutorial(tmp_path):
                 env={**os.environ, "REHEARSAL": "1"},
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=600,
             )
             assert last.returncode == 0, last.stderr
         elif not text.startswith("pip install"):
@@ -94,7 +94,7 @@ def test_every_command_of_the_tutorial(tmp_path):
         assert line.rstrip() in [made.rstrip() for made in printed["plan"].splitlines()]
     assert "+21.2 %" in printed["whatif"]
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", "".join(printed.values()))]
-    assert len(losses) >= 3
-    assert max(losses) < 6.0
+    assert len(losses) == 6  # four steps, and two behind the checkpoint
+    assert losses[5] < losses[3] < losses[0] < 6.0
     plan = pp.read_plan(tmp_path / "gpt2.plan.json")
     assert [len(stage.devices) for stage in plan.stages] == [1, 2]
