@@ -26,6 +26,7 @@ from pipeplan.group_simulator import group_time_ms
 from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
 from pipeplan.planning.group_order import may_cut_backwards
 from pipeplan.planning.limits import broken_constraint
+from pipeplan.planning.planner.chain_fits import ranked_chains
 from pipeplan.planning.planner.chain_rungs import Rung, rungs_up_to
 from pipeplan.planning.planner.chain_starts import chain_of, regular_chains
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
@@ -237,8 +238,13 @@ class _ChainSearch:
                     by_memory=by_memory,
                 )
             ]
-            self._starts[factor] = _core.rank_chains(
-                model, made, NUM_REGULAR, problem.num_threads, problem.deadline
+            self._starts[factor] = ranked_chains(
+                model,
+                problem,
+                made,
+                most=NUM_REGULAR,
+                # What is drawn only serves to have a plan at all.
+                drawn_kinds=kinds if self.best is None else (),
             )
         is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
         stages = self.best.stages if self.best is not None and is_start else None
