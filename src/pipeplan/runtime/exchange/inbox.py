@@ -98,6 +98,8 @@ class Inbox:
         self._post_until(self._num_opened + self._receive_ahead)
 
     def _post_until(self, stop: int) -> None:
+        if self._num_posted >= stop:
+            return  # as mostly
         order, stop = self._order, min(stop, len(self._order))
         if self._awaits_notice:
             stop = 1  # gloo would abort on sizes that turn out to be wrong
