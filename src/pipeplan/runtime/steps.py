@@ -28,7 +28,7 @@ from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.root_watch import RootWatch
-from pipeplan.runtime.settings_agreement import hash_options
+from pipeplan.runtime.settings_agreement import OptionWatch
 from pipeplan.runtime.stage_orders import group_of
 from pipeplan.runtime.step_blocks import Arranged, StepBlocks, StepPart
 from pipeplan.runtime.step_checks import SameModel, require_inputs, require_no_autocast
@@ -64,7 +64,7 @@ class Steps:
         """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
         self._plan, self._rank, self._replica, self._transport = plan, rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
-        self._first_step, self._optimizer, self._code = first_step, optimizer, code
+        self._first_step, self._code = first_step, code
         places = placement.places(rank)
         self._first, self._index = places[0] if places else (-1, -1)
         self._last = plan.num_stages - 1
@@ -82,10 +82,7 @@ class Steps:
         self._sum = make_sum(transport, placement.ranks)
         self._set_up_comparisons(placement)
         self._same_model = SameModel(replica, optimizer, trials)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, hash_options(optimizer))
-        self._compares_options = len(set(found)) == 1
-        """Not if optimizer_fn makes other groups on other ranks."""
+        self._options = OptionWatch(optimizer)
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.num_rows = 0
@@ -151,6 +148,7 @@ class Steps:
             self._with_doubt(stats), weight, self._sum, applies=update, carried=carried
         )
         loss = self._take_sums(sums)
+        self._same_model.end_step()
         self._recheck(batch, targets, number)
         self._transport.synchronize()
         self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3
@@ -191,7 +189,7 @@ class Steps:
         # Before the wait for the notice: the step before has just looked at the same objects.
         has_new_root = self._root.have_changed()
         changes = self._watch.look() if self._watch is not None else ()
-        options = hash_options(self._optimizer) if self._compares_options else -1
+        options = self._options.look()
         variables = -1  # a rank without layers knows nothing of their mode
         if self._replica is not None:
             training = self._replica.parts[0].module.model.training
