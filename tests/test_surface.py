@@ -75,6 +75,25 @@ def test_public_names_are_sorted_and_there():
         pipeplan.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize("package", ["measure", "runtime"])
+def test_without_torch_the_remedy_is_named(package):
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import pipeplan\n"
+        f"try: pipeplan.{package}\n"
+        "except AttributeError as error: print(error)\n"
+        f"import pipeplan.{package} as package\n"
+        "for name in package.__all__:\n"
+        "    try: getattr(package, name)\n"
+        "    except ModuleNotFoundError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    hint, *said = done.stdout.splitlines()
+    assert hint.endswith(f"has no attribute '{package}'; write `import pipeplan.{package}` first")
+    assert set(said) == {f"pipeplan.{package} needs PyTorch; pip install 'pipeplan[torch]'"}
+
+
 def test_names_load_from_where_type_checkers_see_them():
     """The front door lists every name twice: once for tools, once for loading on first use."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
@@ -352,7 +371,7 @@ def test_names_in_a_group_of_kernels_differ(group):
 
 ROOMS = [
     {"errors"},
-    {"validation", "version"},
+    {"late_imports", "validation", "version"},
     {"profile"},
     {"host_matrix", "shared_links"},
     {"cluster"},

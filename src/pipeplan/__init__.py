@@ -133,6 +133,8 @@ _NAMES_IN = {
     "shared_links": ("SharedLink",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
+_PARTS_WITH_TORCH = ("measure", "runtime")
+"""They are not imported with the rest, since they need PyTorch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -141,7 +143,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("pipeplan.version").VERSION
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
+        hint = f"; write `import pipeplan.{name}` first" if name in _PARTS_WITH_TORCH else ""
+        raise AttributeError(f"module 'pipeplan' has no attribute {name!r}{hint}")
     value = getattr(import_module(f"pipeplan.{_MODULE_OF[name]}"), name)
     if "pipeplan.pipeline" in sys.modules:
         import_module("pipeplan.pipeline").draw_in_notebooks(_notebook_html)

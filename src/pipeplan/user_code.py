@@ -39,7 +39,10 @@ def find_function(path: str, what: str = "") -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise InputError(f"{where}: there is no module {module_name!r} here") from None
+        is_path = module_name.endswith(".py")
+        dotted = module_name.removesuffix(".py").replace("/", ".")
+        hint = f"; write {dotted}:{name}" if is_path else ""
+        raise InputError(f"{where}: there is no module {module_name!r} here{hint}") from None
     for part in name.split("."):
         known = [known for known in dir(found) if not known.startswith("_")]
         found = getattr(found, part, None)

@@ -75,6 +75,7 @@ def test_json_and_estimates(capfd):
         (("--device", "nonsense"), {}, "--device: 'nonsense' is no device"),
         (("--targets", "users_models:build"), {}, "--targets: needs a --loss"),
         (("--loss", "elsewhere:f"), {}, "--loss: 'elsewhere:f': there is no module 'elsewhere'"),
+        (("--loss", "a/mine.py:f"), {}, "there is no module 'a/mine.py' here; write a.mine:f"),
         (("--loss", "here"), {}, "--loss: 'here': is not of the form MODULE:FUNCTION"),
         (("--layers", "0,1"), {}, "layers: are 0, 1, but this nn.Sequential calls 0, 1, 2"),
     ],

@@ -25,7 +25,7 @@ from pipeplan.runtime.optimizers import (  # noqa: E402
     plan_groups,
     require_no_mixing,
 )
-from pipeplan.runtime.scaling import LossScaler  # noqa: E402
+from pipeplan.runtime.scaling import LossScaler, make_scaler  # noqa: E402
 from pipeplan.runtime.step_checks import SameModel, require_no_autocast  # noqa: E402
 from pipeplan.runtime.updating import Updater  # noqa: E402
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows  # noqa: E402
@@ -527,3 +527,25 @@ def test_a_loss_of_one_element_is_a_number():
         loss_fn=lambda output, _: output.mean().view(1, 1), metrics={}, weight_fn=None
     )
     assert terms.of(OUTPUT, None, 1.0, torch.no_grad()).shape == ()
+
+
+def test_the_program_does_not_step_the_optimizer():
+    """Gradients are still there behind a step, so a loop that steps, too, would update twice."""
+    model = three()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    updater = Updater(clip_norm=None, scaler=LossScaler(enabled=False), on_nan="report")
+    updater.take_up(optimizer, None)
+    model(torch.ones(2, 4)).sum().backward()
+    before = model[2].bias.detach().clone()
+    with pytest.raises(RuntimeMismatchError, match=r"step\(\) was called outside of pipeline.step"):
+        optimizer.step()
+    assert torch.equal(model[2].bias, before)
+    updater._step()
+    assert not torch.equal(model[2].bias, before)
+
+
+def test_the_name_of_a_type_is_no_type():
+    with pytest.raises(RuntimeMismatchError, match=r"amp_dtype: 'bfloat16' .* use torch\.bfloat16"):
+        make_scaler("bfloat16")
+    assert make_scaler(torch.float16).enabled
+    assert not make_scaler(None).enabled

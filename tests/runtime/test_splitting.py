@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 from typing import NamedTuple
 
 import pytest
@@ -24,6 +25,19 @@ NAMES = ("before", "blocks.0", "blocks.1", "blocks.2", "behind")
 def test_names_of_a_sequential_and_of_a_layer_list():
     assert lay_out(make_mlp()).names == ("0", "1", "2", "3", "4")
     assert lay_out(TinyLanguageModel()).names == NAMES
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("wrap", "remedy"),
+    [
+        (torch.compile, "wrapped by torch.compile; give the model itself, and call .compile()"),
+        (nn.DataParallel, "wrapped by DataParallel; give the model itself"),
+    ],
+)
+def test_a_wrapped_model_is_refused(wrap, remedy):
+    with pytest.raises(RuntimeMismatchError, match=re.escape(remedy)):
+        lay_out(wrap(TinyLanguageModel()), NAMES)
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES[1:], NAMES[:-1], NAMES[1:-1]])

@@ -541,6 +541,8 @@ def test_groups_are_made_of_plain_options():
             plan_groups(model, None, lambda name, parameter, found=found: found)
     with pytest.raises(RuntimeMismatchError, match="optimizer_fn: returned a list"):
         make_optimizer(list, {}, None)
+    with pytest.raises(RuntimeMismatchError, match=r"already; .* lambda parameters: SGD\(param"):
+        make_optimizer(torch.optim.SGD(model.parameters()), {}, None)
     for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.Muon):
         optimizer = make_optimizer(lambda found, kind=kind: kind(found, lr=0.1), {}, None)
         optimizer.step()

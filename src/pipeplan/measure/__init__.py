@@ -7,8 +7,9 @@
 Measuring needs the extra `torch`. Names are imported on first use, and planning imports none.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pipeplan.late_imports import import_with_torch
 
 if TYPE_CHECKING:
     from pipeplan.measure.all_links import MeasuredLinks, measure_links
@@ -29,7 +30,7 @@ _MODULE_OF = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pipeplan.measure' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
+    value = getattr(import_with_torch(_MODULE_OF[name], "pipeplan.measure"), name)
     globals()[name] = value
     return value
 

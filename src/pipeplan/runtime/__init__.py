@@ -7,8 +7,9 @@
 This package needs the extra `torch`. Its names are imported on first use.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pipeplan.late_imports import import_with_torch
 
 if TYPE_CHECKING:
     from pipeplan.errors import CheckpointError, NonFiniteLossError, RuntimeMismatchError
@@ -51,7 +52,7 @@ _MODULE_OF = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pipeplan.runtime' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
+    value = getattr(import_with_torch(_MODULE_OF[name], "pipeplan.runtime"), name)
     globals()[name] = value
     return value
 

@@ -127,6 +127,12 @@ def make_optimizer(
 
 
 def _made(optimizer_fn: OptimizerFn, params: list[Any]) -> torch.optim.Optimizer:
+    if isinstance(optimizer_fn, torch.optim.Optimizer):
+        kind = type(optimizer_fn).__name__
+        raise RuntimeMismatchError(
+            "optimizer_fn: is an optimizer already; give what makes one of the parameters that it"
+            f" gets, such as lambda parameters: {kind}(parameters, lr=1e-3)"
+        )
     optimizer = optimizer_fn(params)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise RuntimeMismatchError(

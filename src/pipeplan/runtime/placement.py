@@ -96,7 +96,7 @@ def place_ranks(plan: Plan, places: Sequence[Place], real_hosts: Mapping[str, st
     if len(places) < len(used):
         raise RuntimeMismatchError(
             f"ranks: {len(places)} for a plan on {len(used)} devices;"
-            f" start {len(used)} ranks or plan for {len(places)} devices"
+            f" start {len(used)} ranks or plan for {len(places)} device(s)"
         )
     device_of = _devices(plan, places, real_hosts, local_index, used)
     rank_of: dict[int, int] = {}

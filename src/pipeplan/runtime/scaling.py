@@ -7,7 +7,11 @@ Reference:
 
 import math
 
-__all__ = ["LossScaler"]
+import torch
+
+from pipeplan.errors import RuntimeMismatchError
+
+__all__ = ["LossScaler", "make_scaler"]
 
 FIRST_SCALE = 2.0**16
 STEPS_TO_GROW = 2000
@@ -35,3 +39,16 @@ class LossScaler:
             self.scale *= 2.0
             self.num_calm_steps = 0
         return True
+
+
+def make_scaler(amp_dtype: torch.dtype | None) -> LossScaler:
+    """The scaler for training with this type: float16 alone needs a scale.
+
+    Raises:
+        RuntimeMismatchError: it is no type of torch, such as the name of one.
+    """
+    if not isinstance(amp_dtype, torch.dtype | None):
+        raise RuntimeMismatchError(
+            f"amp_dtype: {amp_dtype!r} is no torch.dtype; use torch.bfloat16 or torch.float16"
+        )
+    return LossScaler(enabled=amp_dtype is torch.float16)

@@ -41,7 +41,7 @@ from pipeplan.runtime.random_state import keeping_random_state
 from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
-from pipeplan.runtime.scaling import LossScaler
+from pipeplan.runtime.scaling import make_scaler
 from pipeplan.runtime.settings_agreement import require_same_options, require_same_settings
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
@@ -149,7 +149,7 @@ class Pipeline(SavedTraining):
             bucket_bytes=bucket_bytes,
             verifies=can_verify(model, verify, self.rank),
         )
-        self._updater = Updater(LossScaler(enabled=amp_dtype is torch.float16), clip_norm, on_nan)
+        self._updater = Updater(make_scaler(amp_dtype), clip_norm, on_nan)
         self._on_step, self._replanning = on_step, Replanning(replan_after, on_replan)
         gathering = self._meet_others(watchdog or WatchdogOptions())
         with in_set_up(self._watchdog):

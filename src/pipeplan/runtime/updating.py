@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,6 +64,7 @@ class Updater:
         self._problem: str | None = None
         self._kept: list[tuple[int, int]] | None = None
         """The gradients that wait for more batches."""
+        self._is_stepping = False
 
     def take_up(
         self,
@@ -72,9 +74,18 @@ class Updater:
     ) -> None:
         """Work for this rank; its replica is None if the plan does not use it."""
         self.optimizer, self._shards = optimizer, shards
+        optimizer.register_step_pre_hook(self._require_own_step)
         if replica is not None:
             self.parameters = replica.parameters
             self.norm_parameters = replica.norm_parameters
+
+    def _require_own_step(self, *_: Any) -> None:
+        """Refuse a step by the program: gradients are still there, and would be used twice."""
+        if not self._is_stepping:
+            raise RuntimeMismatchError(
+                "optimizer: its step() was called outside of pipeline.step, which has updated the"
+                " model already; leave the call out"
+            )
 
     def gradient_scale(self, weight: float) -> float:
         """What the last stage multiplies the gradient of a batch's mean loss by.
@@ -229,7 +240,9 @@ class Updater:
 
     def _step(self) -> None:
         if self.optimizer is not None:
+            self._is_stepping = True
             self.optimizer.step()
+            self._is_stepping = False
         if self._shards is not None:
             self._shards.give_new_values()
 

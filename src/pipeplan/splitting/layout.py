@@ -49,6 +49,14 @@ LOSSES = tuple(kind for name, kind in sorted(vars(nn).items()) if name.endswith(
 INERT = (nn.Identity, *LOSSES, nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules that a chain may leave out: without children, they do nothing."""
 
+WRAPPERS = {
+    "OptimizedModule": "torch.compile; give the model itself, and call .compile() of its layers",
+    "DataParallel": "DataParallel; give the model itself: the plan says which stages have replicas",
+    "DistributedDataParallel": "DistributedDataParallel; give the model itself: the plan says which"
+    " stages have replicas, and the pipeline sums their gradients",
+}
+"""Modules that only call another one, by the name of their class, and what to do instead."""
+
 
 class LayoutKind(StrEnum):
     """How the layers of a model are run."""
@@ -102,6 +110,8 @@ def lay_out(
     Raises:
         RuntimeMismatchError: the names are not those of layers of this model.
     """
+    if type(model).__name__ in WRAPPERS:
+        raise RuntimeMismatchError(f"model: is wrapped by {WRAPPERS[type(model).__name__]}")
     if names is None:
         return _sequential(model) if isinstance(model, nn.Sequential) else _layer_list(model)
     candidates = []

@@ -225,14 +225,14 @@ def _first_layer(
 def _reason(module: StageModule) -> str:
     if module.layout.kind is LayoutKind.NAMED:
         return (
-            "layers named one by one are a chain, each called with what the one before returns; a"
-            " model that does more between its layers is cut inside its layer list only"
+            "layers named one by one are a chain, each called with what the one before returns; if"
+            " the model does more between them, make that a module (nn.ReLU) and a layer"
         )
     if module.layout.kind is LayoutKind.SEQUENTIAL:
         return (
             "the children of an nn.Sequential are a chain, each called with what the one before"
-            " returns; a subclass with a forward of its own does more: name its layers, or make"
-            " what it does between them modules"
+            " returns; if a forward of its own does more between them, make that a module"
+            " (nn.ReLU) among the children"
         )
     return CARRIED_PAST
 
