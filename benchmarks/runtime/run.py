@@ -3,7 +3,7 @@
 Four ranks run over gloo. Against Schedule1F1B they have one stage each and the same even plan, with
 layers so small that their time hardly counts. Against DistributedDataParallel (DDP) they are four
 replicas of one stage. All run in the same processes, in turn, so that the load is the same. CPU
-time is that of all threads of all ranks.
+time is that of all threads of all ranks, and of their main threads: that varies less with the load.
 
     python benchmarks/runtime/run.py [--rounds 15] [--width 64] [--json FILE]
 """
@@ -142,17 +142,19 @@ def their_replicas():
     return step, lambda: None
 
 
-def time_steps(step, inputs, targets) -> tuple[float, float]:
-    """Milliseconds of one step: from barrier to barrier, and CPU time of all ranks."""
+def time_steps(step, inputs, targets) -> tuple[float, float, float]:
+    """Milliseconds of one step: from barrier to barrier, CPU time of all ranks, of main threads."""
     dist.barrier()
-    start_s, cpu_s = time.perf_counter(), time.process_time()
+    start_s, cpu_s, main_s = time.perf_counter(), time.process_time(), time.thread_time()
     for _ in range(STEPS_A_ROUND):
         step(inputs, targets)
-    used_s = torch.tensor([time.process_time() - cpu_s], dtype=torch.float64)
+    used = time.process_time() - cpu_s, time.thread_time() - main_s
+    used_s = torch.tensor(used, dtype=torch.float64)
     dist.barrier()
     wall_ms = (time.perf_counter() - start_s) / STEPS_A_ROUND * 1e3
     dist.all_reduce(used_s)
-    return wall_ms, used_s.item() / STEPS_A_ROUND * 1e3
+    cpu_ms, main_ms = (used_s / STEPS_A_ROUND * 1e3).tolist()
+    return wall_ms, cpu_ms, main_ms
 
 
 def worker(rank: int, rounds: int, width: int, output: str) -> None:
@@ -187,9 +189,9 @@ def worker(rank: int, rounds: int, width: int, output: str) -> None:
 
 
 def summary(times_ms) -> list[float]:
-    """Median wall time, shortest wall time, median CPU time."""
-    wall_ms, cpu_ms = zip(*times_ms, strict=True)
-    return [statistics.median(wall_ms), min(wall_ms), statistics.median(cpu_ms)]
+    """Median wall time, shortest wall time, median CPU time, and that of main threads."""
+    wall_ms, cpu_ms, main_ms = zip(*times_ms, strict=True)
+    return [*(statistics.median(wall_ms), min(wall_ms)), *map(statistics.median, (cpu_ms, main_ms))]
 
 
 def main() -> None:
@@ -204,7 +206,7 @@ def main() -> None:
     if not options.json:
         output.unlink()
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
-    for column, title in enumerate(("median", "fastest", "CPU time")):
+    for column, title in enumerate(("median", "fastest", "CPU time", "main")):
         table = {(row[0], row[1]): row[2 + column] for row in rows}
         for name in ("pipeplan", "torch"):
             extra = (table[name, MANY] - table[name, FEW]) / (MANY - FEW)

@@ -134,6 +134,7 @@ def run_command(
 
         watchdog = WatchdogOptions(**{f"{name}_s": limit for name, limit in limits.items()})
         read = None if auto else _runnable(read_plan(plan), as_is=as_is)
+        torch.manual_seed(0)  # the same model on every rank
         model = find_function(build)()
         make_batch = find_function(data or _beside(build, "make_batch"))
         loss_fn = find_function(loss or _beside(build, "loss_fn"))

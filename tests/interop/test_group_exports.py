@@ -289,3 +289,14 @@ def test_the_command_exports_an_interleaved_plan(tmp_path, capfd):
     write_plan(group_plan(random.Random(2), shape="v"), source)
     code, out, err = run_command(capfd, "export", source, "--to", "megatron", "-o", script)
     assert (code, out, len(err.splitlines())) == (3, "", 1)
+
+
+def test_notes_name_only_what_the_plan_has():
+    plan = group_plan(random.Random(1))
+    buckets = tuple(replace(stage, gradient_buckets=2) for stage in plan.stages)
+    whole = tuple(replace(stage, gradient_buckets=1) for stage in plan.stages)
+    for stages, shards in ((buckets, False), (whole, True), (whole, False)):
+        changed = replace(plan, stages=stages, shard_optimizer=shards, predicted=None)
+        text = " ".join(exported(changed, "torch-csv").notes)
+        assert ("gradient buckets" in text) == (stages is buckets)
+        assert ("the optimizer is sharded" in text) == shards

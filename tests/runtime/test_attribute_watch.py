@@ -72,11 +72,11 @@ def make_batch(step):
     return torch.randn(8, 4, generator=generator), torch.randn(8, 4, generator=generator)
 
 
-def change_alone(rank, replicas, culprit):
+def change_alone(rank, cuts, replicas, culprit):
     """What each change says; forward is as before afterwards."""
     said, forward = {}, Scaled.forward
     for name, change in WRONG.items():
-        plan = cut_plan(list("012"), [0, 1], replicas, 2, 4)
+        plan = cut_plan(list("012"), cuts, replicas, 2, 4)
         pipeline = Pipeline(
             plan, make_model(), nn.functional.mse_loss, lambda p: torch.optim.SGD(p, lr=0.1)
         )
@@ -96,13 +96,22 @@ def change_alone(rank, replicas, culprit):
     return said
 
 
-@pytest.mark.parametrize("culprit", [1, 2])
-def test_a_layer_changed_on_one_replica_is_refused(culprit):
-    for said in run_ranks(3, change_alone, [1, 2], culprit):
+@pytest.mark.parametrize(
+    ("cuts", "replicas", "culprit", "ranks"),
+    [
+        ([0, 1], [1, 2], 1, (1, 2)),
+        ([0, 1], [1, 2], 2, (1, 2)),
+        ([0], [3], 1, (0, 1)),
+        ([0], [3], 2, (0, 2)),
+    ],
+)
+def test_a_layer_changed_on_one_replica_is_refused(cuts, replicas, culprit, ranks):
+    """Whether sums have messages of their own, or ride behind gradients (one stage)."""
+    for said in run_ranks(3, change_alone, cuts, replicas, culprit):
         for name, text in said.items():
             assert text.startswith(f"{name}: the program has changed it since the last step"), said
-            assert " on rank 2, but " in text, text
-            assert " on rank 1, which is a replica of the same stage" in text, text
+            assert f" on rank {ranks[1]}, but " in text, text
+            assert f" on rank {ranks[0]}, which is a replica of the same stage" in text, text
 
 
 def change_harmlessly(rank):

@@ -460,7 +460,7 @@ def test_all_scenes():
 
 @pytest.mark.parametrize("shape", [(), (8,), (1, 2, 5)])
 def test_what_has_no_rows_cannot_cross_a_cut(shape):
-    with pytest.raises(RuntimeMismatchError, match=r"for 4 rows; what crosses a cut has the"):
+    with pytest.raises(RuntimeMismatchError, match=r"for 4 rows; what replicas divide has the"):
         describe([torch.zeros(shape)], [False], ["tensor", 0], 4, stage=0)
 
 

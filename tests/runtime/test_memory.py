@@ -74,8 +74,11 @@ def test_memory_of_chains(name, recompute, tmp_path):
 def test_memory_of_stages_of_one_block(recompute, tmp_path):
     """While attention runs backward in I, a rank holds six tensors more than planned.
 
-    One is the next message, five are temporary ones of torch. A plan counts neither. Where a stage
-    is one recomputed block, all that it plans for is 19 tensors of that size.
+    One is the next message. All others are needed at that moment, 18 beside the inputs: nine for W
+    (what four linear layers have read, five, and the gradients that have come to three of them,
+    four), query, key and value, two gradients on their way, and four that torch makes within the
+    op. A plan counts ten there, what a forward keeps. Where a stage is one recomputed block, all
+    that it plans for is 19 tensors of that size.
     """
     cases = [groups(chain, blocks_a_stage=1, recompute=recompute) for chain in (LINE, V)]
     check(tmp_path, *cases, allowance=1.36 if recompute else ALLOWANCE)

@@ -224,3 +224,29 @@ def test_tables_of_a_modules_hooks():
     module.register_full_backward_hook(lambda *_: None)
     module.register_full_backward_pre_hook(lambda *_: None)
     assert [len(table) for table in tables] == [1, 1, 1, 1]
+
+
+def test_run_backward(monkeypatch):
+    """As torch's own, which looks at everything that is not plain and alike."""
+    asked, backward = [], torch.autograd.backward
+    monkeypatch.setattr(
+        torch.autograd, "backward", lambda *given: (asked.append(len(given[0])), backward(*given))
+    )
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+    first, second = weight * 2, (weight**2).sum()
+    torch_private.run_backward([first, second], [torch.ones(3), torch.tensor(0.5)])
+    assert weight.grad.tolist() == [2.0 + 0.5 * 4.0] * 3
+    assert asked == [], "the quick way"
+    with pytest.raises(RuntimeError, match="second time"):  # the graph is freed
+        torch_private.run_backward([second], [torch.tensor(0.5)])
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        torch_private.run_backward([weight * 2], [torch.ones(2)])
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        torch_private.run_backward([weight * 2], [torch.ones(1, 3)])
+    edge = torch.autograd.graph.get_gradient_edge(weight * 3)
+    torch_private.run_backward([edge], [torch.ones(3)])
+    assert weight.grad.tolist() == [7.0] * 3
+    half = (weight * 1).half()
+    torch_private.run_backward([half], [torch.ones(3)])
+    assert weight.grad.tolist() == [8.0] * 3
+    assert asked == [1] * 4

@@ -54,8 +54,10 @@ def plan_csv(plan: Plan) -> str:
 def family_notes(plan: Plan, num_replicas: int) -> list[str]:
     """What a schedule CSV does not say about plans of the second version."""
     notes = []
-    if plan.shard_optimizer or any(stage.gradient_buckets > 1 for stage in plan.stages):
-        notes.append("the file cannot say gradient buckets, nor that the optimizer is sharded")
+    if any(stage.gradient_buckets > 1 for stage in plan.stages):
+        notes.append("the file cannot say gradient buckets")
+    if plan.shard_optimizer:
+        notes.append("the file cannot say that the optimizer is sharded")
     if num_replicas > 1 and not plan.schedule.is_by_stage and _has_weight_gradients(plan):
         notes.append(
             "backwards are cut in two: let fully_shard or replicate reduce gradients;"

@@ -78,7 +78,19 @@ def _plan_families(problem: Problem, published: "_PublishedPlans") -> Draft:
             failed.append(error)
             return None
 
-    draft = plan_chains(problem, one_stage_of, [BASELINES[name] for name in GROUP_BASELINES])
+    def with_whole_optimizers(sharded: Problem) -> Draft:
+        options = replace(sharded.options, shard_optimizer=False)
+        deadline = half_time(sharded.deadline)
+        whole = plan_chains(replace(sharded, options=options, deadline=deadline), one_stage_of)
+        if whole is None:
+            raise InfeasibleError("shard_optimizer: no plan fits without it")
+        return whole
+
+    known = [BASELINES[name] for name in GROUP_BASELINES]
+    if problem.options.shard_optimizer and problem.limits_memory:
+        # Elsewhere the search would do the same again.
+        known.append(with_whole_optimizers)
+    draft = plan_chains(problem, one_stage_of, known)
     if draft is not None:
         return draft
     try:

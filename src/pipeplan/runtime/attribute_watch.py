@@ -69,6 +69,8 @@ class AttributeWatch:
         self._marks: list[dict[str, Any]] = []
         self._sized: list[tuple[str, dict[Any, Any]]] = []
         """What torch itself keeps in each module, such as hooks; looked at by number."""
+        self._tables: list[dict[Any, Any]] = []
+        """The same without paths: every step asks hundreds of them for their sizes."""
         self._held: list[tuple[str, Any]] = []
         """Containers of the model's own."""
         self._sizes: list[int] = []
@@ -89,6 +91,7 @@ class AttributeWatch:
                     self._sized.append((f"{prefix}{name}", value))
                 elif name in self._words and type(value) in CONTAINERS:
                     self._held.append((f"{prefix}{name}", value))
+        self._tables = [value for _, value in self._sized]
 
     def settle(self) -> None:
         """Note all attributes: what changes from here on, the program changes."""
@@ -131,7 +134,7 @@ class AttributeWatch:
         return tuple(float(self._factor * number) for number in numbers)
 
     def _sizes_now(self) -> list[int]:
-        return list(map(len, [value for _, value in self._sized]))
+        return list(map(len, self._tables))
 
     def _note(self, path: str, values: Sequence[Any]) -> None:
         """Note what something is now: as it is, and by the view of its rank."""

@@ -30,6 +30,12 @@ class Bucket:
     group: Any
     flat: torch.Tensor
     views: list[torch.Tensor]
+    sample_place: torch.Tensor
+    """Behind the gradients, the sum of `sample` over ranks."""
+    counts: torch.Tensor
+    """Behind that, on how many ranks each parameter got a gradient."""
+    rest: torch.Tensor
+    """What is left behind these, for other numbers."""
     stages: frozenset[int]
     num_backwards: int = 0
     """Backwards of its stages that have begun in this step."""
@@ -42,12 +48,16 @@ class Bucket:
     num_arrivals: list[int] = field(default_factory=list)
     """How often the gradient of each parameter has arrived in this step."""
     work: Any = None
-    sample: torch.Tensor | None = None
+    sample: float | None = None
     """The size of a few values of one parameter on this rank, in this step."""
+    num_ranks: int = 0
+    """Of its group; 0 until somebody asks."""
 
 
-def make_buckets(reduction: Reduction, bucket_bytes: float) -> list[Bucket]:
+def make_buckets(reduction: Reduction, bucket_bytes: float, num_more: int = 0) -> list[Bucket]:
     """The parts of one reduction, those whose gradients are computed first in front.
+
+    The last one has so many elements more.
 
     A plan's parts are of about equal size: a parameter belongs to the part in which its middle is.
     Without them, a part has at most so many bytes, or one parameter.
@@ -63,7 +73,8 @@ def make_buckets(reduction: Reduction, bucket_bytes: float) -> list[Bucket]:
             parts.append([])
         parts[-1].append(parameter)
         before = kind
-    return [_bucket(part, reduction) for part in parts]
+    last = len(parts) - 1
+    return [_bucket(part, reduction, num_more * (n == last)) for n, part in enumerate(parts)]
 
 
 def _cut_evenly(parameters: Sequence[nn.Parameter], num_parts: float) -> list[int]:
@@ -90,11 +101,10 @@ def _cut_by_size(parameters: Sequence[nn.Parameter], bucket_bytes: float) -> lis
     return found
 
 
-def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> Bucket:
+def _bucket(parameters: list[nn.Parameter], reduction: Reduction, num_more: int) -> Bucket:
     total = sum(parameter.numel() for parameter in parameters)
-    flat = torch.zeros(
-        total + 1 + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device
-    )
+    end = total + 1 + len(parameters)
+    flat = torch.zeros(end + num_more, dtype=parameters[0].dtype, device=parameters[0].device)
     views, start = [], 0
     for parameter in parameters:
         views.append(_view_like(flat[start : start + parameter.numel()], parameter))
@@ -104,6 +114,9 @@ def _bucket(parameters: list[nn.Parameter], reduction: Reduction) -> Bucket:
         group=reduction.group,
         flat=flat,
         views=views,
+        sample_place=flat[total],
+        counts=flat[total + 1 : end],
+        rest=flat[end:],
         stages=reduction.stages,
     )
 

@@ -24,6 +24,7 @@ Each bucket ends with one count for each parameter: on how many ranks it got a g
 that got none anywhere stays without a gradient, as in ordinary training. The optimizer skips it.
 In front of the counts there is a sample of one parameter's values, another one in each step. Ranks
 that hold a parameter hold the same values, unless somebody has changed them on some ranks only.
+Behind the last counts the loss may ride (`gradient_notes`).
 
 Reference:
     Li et al. 2020, "PyTorch Distributed", VLDB 13, section 3.2.3: buckets and their order.
@@ -42,6 +43,7 @@ from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.gradient_notes import GradientNotes
 from pipeplan.runtime.gradient_parts import Bucket, Reduction, make_buckets
 
 __all__ = ["GradientReducer", "Reduction", "start_sum"]
@@ -63,15 +65,25 @@ class GradientReducer:
         parameters: Sequence[nn.Parameter] | Mapping[str, nn.Parameter],
         reductions: Sequence[Reduction],
         bucket_bytes: float = BUCKET_BYTES,
+        notes: GradientNotes | None = None,
     ) -> None:
+        """`notes` ride behind the gradients of the last bucket, whose group is all ranks then."""
         named = parameters if isinstance(parameters, Mapping) else {}
         given: Any = list(named.values()) if named else parameters
         self.parameters: list[nn.Parameter] = list(given)
         self.name_of = {id(parameter): name for name, parameter in named.items()}
         """By id, what messages call parameters."""
+        num_more = notes.num_elements if notes is not None else 0
         self._buckets = [
-            bucket for reduction in reductions for bucket in make_buckets(reduction, bucket_bytes)
+            bucket
+            for reduction in reductions
+            for bucket in make_buckets(
+                reduction, bucket_bytes, num_more * (reduction is reductions[-1])
+            )
         ]
+        self._notes = notes
+        if notes is not None and self._buckets:
+            notes.take_place(self._buckets[-1].rest)
         self._is_last = self._comes_in_parts = self._is_paused = False
         self._num_started = self._num_sums = 0
         self._num_backwards: Counter[int] = Counter()
@@ -178,7 +190,7 @@ class GradientReducer:
             self._require_equal_values(bucket)
             num_parameters = len(bucket.parameters)
             if len(bucket.used) < num_parameters:
-                counts = bucket.flat[-num_parameters:].tolist()
+                counts = bucket.counts.tolist()
                 for index, parameter in enumerate(bucket.parameters):
                     is_there = 0 < counts[index] < FROZEN
                     if counts[index] >= FROZEN:
@@ -188,12 +200,14 @@ class GradientReducer:
 
     def _require_equal_values(self, bucket: Bucket) -> None:
         """Refuse a parameter that has other values on other ranks. A GPU is not waited for."""
-        if bucket.sample is None:
+        own = bucket.sample
+        if own is None:
             return
-        num_ranks, own = dist.get_world_size(bucket.group), float(bucket.sample)
-        mean = float(bucket.flat.detach()[-1 - len(bucket.parameters)]) / num_ranks
-        rounding = max(DRIFT, torch.finfo(bucket.flat.dtype).eps ** 0.75)
-        if abs(mean - own) > rounding * max(abs(own), abs(mean)):
+        bucket.num_ranks = bucket.num_ranks or dist.get_world_size(bucket.group)
+        mean = bucket.sample_place.item() / bucket.num_ranks
+        if mean != own and abs(mean - own) > _rounding(bucket.flat.dtype) * max(
+            abs(own), abs(mean)
+        ):
             raise RuntimeMismatchError(
                 f"{self._text(self._sampled(bucket))} has other values on other ranks that hold it;"
                 " somebody has changed it on some ranks only, or the optimizer draws random"
@@ -276,7 +290,7 @@ class GradientReducer:
         """Start the next all-reduce; its gradients are there."""
         bucket = self._buckets[self._num_started]
         self._num_started += 1
-        counts = bucket.flat[-len(bucket.parameters) :]
+        counts = bucket.counts
         if len(bucket.used) == len(bucket.parameters):
             counts.fill_(1.0)
         else:
@@ -289,9 +303,18 @@ class GradientReducer:
         if bucket.flat.device.type == "cpu" and bucket.flat.is_floating_point():
             values = self._sampled(bucket).detach().reshape(-1)
             stride = max(1, values.numel() // MOST_VALUES)
-            bucket.sample = values[self._num_sums % stride :: stride].norm()
-            bucket.flat[-1 - len(bucket.parameters)] = bucket.sample
+            norm = torch.linalg.vector_norm(values[self._num_sums % stride :: stride])
+            bucket.sample = norm.item()
+            bucket.sample_place.fill_(bucket.sample)
+        if self._notes is not None and bucket is self._buckets[-1]:
+            self._notes.write()
         bucket.work = self.start_sum(bucket.flat, bucket.group)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """By how much two sums of equal values may differ, as a part of them."""
+    rounding: float = max(DRIFT, torch.finfo(dtype).eps ** 0.75)
+    return rounding
 
 
 def start_sum(tensor: torch.Tensor, group: Any) -> Any:

@@ -9,6 +9,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeplan.runtime.code_state import KeptState
 from pipeplan.splitting.split_backward import take_gradients
+from pipeplan.splitting.torch_private import run_backward
 
 __all__ = ["Kept", "known_roots", "roots_of", "run_whole", "small_roots_of"]
 
@@ -42,7 +43,7 @@ def run_whole(
     """Run a whole backward, and return the gradient of each tensor that entered."""
     if roots:
         begins: Any = [root for root, _ in roots]  # torch takes a mixture, but does not say so
-        torch.autograd.backward(begins, [grad for _, grad in roots])
+        run_backward(begins, [grad for _, grad in roots])
     return take_gradients(kept.carried)
 
 

@@ -24,6 +24,7 @@ __all__ = [
 
 def require_whole(model: nn.Module) -> None:
     """Refuse a model that another pipeline has cut already."""
+    _require_silent(model)
     for name, module in model.named_modules():
         if isinstance(module, StandIn):
             raise RuntimeMismatchError(
@@ -36,6 +37,28 @@ def require_whole(model: nn.Module) -> None:
                 f"parameter {printable(name)!r}: has no shape yet; run the model once on a few rows"
                 " before the pipeline is made, so that lazy modules know their shapes"
             )
+
+
+def _require_silent(model: nn.Module) -> None:
+    """Refuse modules that talk to other ranks by themselves, which would wait for ever."""
+    for name, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in TALKING]
+        if kinds:
+            where = f"its {printable(name)!r} is" if name else "is"
+            raise RuntimeMismatchError(
+                f"model: {where} a {kinds[0]}, which talks to all ranks by itself, but ranks run"
+                f" other layers than each other; {TALKING[kinds[0]]}"
+            )
+
+
+_WRAPPED = "give the model that it wraps: a plan says how many replicas each stage has"
+TALKING = {
+    "DistributedDataParallel": _WRAPPED,
+    "FullyShardedDataParallel": _WRAPPED,
+    "FSDPModule": "give the model before fully_shard; plans may share the optimizer's state out",
+    "SyncBatchNorm": "use BatchNorm, which normalises over a replica's rows of one microbatch",
+}
+"""Modules of torch by their names, since importing them takes long; and what to do."""
 
 
 def require_dense_gradients(model: nn.Module) -> None:

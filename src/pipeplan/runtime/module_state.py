@@ -231,6 +231,8 @@ def _save(module: nn.Module, *, parameters: bool) -> _Saved:
     attributes, buffers = _attributes(module), _buffers(module)
     contents = Contents()
     contents.add(attributes.values())
+    # Backwards that sum gradients by themselves keep them there (`weight.main_grad`).
+    contents.add(vars(tensor) for tensor in (*module.parameters(recurse=False), *buffers.values()))
     tensors = [
         *buffers.values(),
         *(value for value in attributes.values() if isinstance(value, torch.Tensor)),

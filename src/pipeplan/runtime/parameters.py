@@ -234,21 +234,27 @@ def _broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
     tensor.detach().copy_(values)
 
 
-def gather_state(
-    state: dict[str, torch.Tensor], device: torch.device
-) -> dict[str, torch.Tensor] | None:
-    """The tensors of all ranks on rank 0, sent one by one; None elsewhere."""
+def gather_state(state: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
+    """The tensors of all ranks on rank 0, sent one by one; None elsewhere.
+
+    What modules add that is no tensor (`get_extra_state`) goes with their names.
+    """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    others = {name: value for name, value in state.items() if not torch.is_tensor(value)}
+    state = {name: value for name, value in state.items() if torch.is_tensor(value)}
     kinds = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
     all_kinds: list[Any] = [None] * num_ranks
-    dist.all_gather_object(all_kinds, kinds)
+    dist.all_gather_object(all_kinds, (kinds, others))
     if rank:
         for tensor in state.values():
             dist.send(tensor.detach().contiguous(), 0)
         return None
-    whole = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    whole: dict[str, Any] = {name: t.detach().cpu().clone() for name, t in state.items()}
+    whole |= others
     for source in range(1, num_ranks):
-        for name, shape, dtype in all_kinds[source]:
+        kinds, others = all_kinds[source]
+        whole |= others
+        for name, shape, dtype in kinds:
             received = torch.empty(shape, dtype=dtype, device=device)
             dist.recv(received, source)
             whole[name] = received.cpu()

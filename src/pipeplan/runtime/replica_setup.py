@@ -13,6 +13,7 @@ from pipeplan.pipeline import Plan
 from pipeplan.runtime.exchange.neighbours import Exchange
 from pipeplan.runtime.exchange.transports import Transport
 from pipeplan.runtime.execution import StageRunner
+from pipeplan.runtime.gradient_notes import MOST_RANKS, GradientNotes
 from pipeplan.runtime.gradients import GradientReducer
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.model_checks import (
@@ -39,7 +40,10 @@ from pipeplan.splitting.holding import holders
 from pipeplan.splitting.layout import lay_out
 from pipeplan.splitting.stage_modules import StageModule, cut_all
 
-__all__ = ["Part", "Replica", "ReplicaSettings", "set_up_replica"]
+__all__ = ["NUM_SUMS", "Part", "Replica", "ReplicaSettings", "set_up_replica"]
+
+NUM_SUMS = 6
+"""At most so many numbers are summed over all ranks in a step, besides metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ class Replica:
     held: HeldModel
     """The modules of all its stages."""
     reducer: GradientReducer
+    notes: GradientNotes | None
+    """What rides behind the gradients; None where these do not reach all ranks."""
     named: dict[str, nn.Parameter]
     """The parameters that are trained, by name."""
     held_by: dict[str, set[int]]
@@ -145,6 +151,7 @@ def set_up_replica(
     group, ranks = groups[frozenset({first})], placement.ranks[first]
     share_initial_values(model, group, ranks, reductions)
     # In the norm, the first replica of the first stage that holds a parameter counts it.
+    notes = _make_notes(placement, len(settings.loss.metrics))
     counted = [p for name, p in named.items() if not replica and min(held_by[name]) in own_stages]
     return Replica(
         parts=tuple(
@@ -152,7 +159,8 @@ def set_up_replica(
             for module, place in zip(modules, places, strict=True)
         ),
         held=held,
-        reducer=GradientReducer(named, reductions, settings.bucket_bytes),
+        reducer=GradientReducer(named, reductions, settings.bucket_bytes, notes),
+        notes=notes if notes is not None and notes.can_ride else None,
         named=named,
         held_by=held_by,
         parameters=list(named.values()),
@@ -160,6 +168,15 @@ def set_up_replica(
         group=group,
         ranks=ranks,
     )
+
+
+def _make_notes(placement: Placement, num_metrics: int) -> GradientNotes | None:
+    """Numbers behind the gradients, if all ranks are replicas of all stages."""
+    num_ranks = dist.get_world_size()
+    are_all = all(len(ranks) == num_ranks for ranks in placement.ranks)
+    if not are_all or not 1 < num_ranks <= MOST_RANKS:
+        return None
+    return GradientNotes(dist.get_rank(), num_ranks, NUM_SUMS + num_metrics)
 
 
 def _sums(plan: Plan) -> tuple[list[int], list[int]]:

@@ -84,8 +84,11 @@ class SavedTraining:
         self.num_batches += 1
         self.num_rows += num_rows
 
-    def full_state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere."""
+    def full_state_dict(self) -> dict[str, Any] | None:
+        """The whole model's parameters and buffers on rank 0, on the CPU; None elsewhere.
+
+        What modules add by `get_extra_state` is in it, too.
+        """
         state = self.model.state_dict() if self.model is not None and not self.replica else {}
         with in_collective(self._watchdog, "full_state_dict"):
             return gather_state(state, self._transport.device)

@@ -1,9 +1,10 @@
 """All ranks of a pipeline are made with the same plan and the same settings.
 
 A rank that clips alone, or plans for itself, would train another model than the others. So texts of
-these settings are compared when the pipeline is made. Later the options of the optimizer's groups
-are compared in every step: a scheduler that steps on one rank only gives its stage a rate of its
-own.
+these settings are compared when the pipeline is made, and so are the model's values: each stage is
+trained from those of its own rank, so a model that was loaded on one rank only would be a mixture.
+What the optimizer does with each parameter is compared, too. Later the options of its groups are
+compared in every step: a scheduler that steps on one rank only gives its stage a rate of its own.
 """
 
 import zlib
@@ -18,11 +19,17 @@ from torch import nn
 from pipeplan.documents.text import excerpt, printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import KINDS, Plan
+from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.function_watch import text_of_function
 from pipeplan.runtime.model_checks import require_whole
+from pipeplan.runtime.optimizers import Options
 from pipeplan.runtime.replica_setup import ReplicaSettings
+from pipeplan.runtime.verification.digests import are_alike, digest
 
-__all__ = ["gather_if_unlike", "hash_options", "require_same_settings"]
+__all__ = ["OptionWatch", "gather_if_unlike", "require_same_options", "require_same_settings"]
+
+ROUNDING = 1e-5
+"""What values that were computed alike may differ by on other hardware."""
 
 
 def require_same_settings(
@@ -60,6 +67,8 @@ def require_same_settings(
                     " rank 0; make the pipeline in the same way on every rank"
                 )
     _require_same_parameters(model, settings.loss.loss_fn)
+    if settings.verifies:
+        _require_same_values(model, settings.loss.loss_fn)
 
 
 def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
@@ -90,6 +99,33 @@ def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
                 )
 
 
+def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
+    """Refuse a model with other values on some ranks; all ranks have to call it.
+
+    Raises:
+        RuntimeMismatchError: on every rank, it names the parameter or the buffer.
+    """
+    found = model.state_dict()
+    if isinstance(loss_fn, nn.Module):
+        found = {**found, **loss_fn.state_dict(prefix="loss_fn.")}
+    tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+    marks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(marks, fingerprint(tuple(tensors.values()), 0))
+    if len(set(marks)) == 1:
+        return
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {name: digest(each) for name, each in tensors.items()})
+    for rank, other in enumerate(everyone):
+        for name, numbers in everyone[0].items():
+            if not are_alike((numbers, other.get(name)), ROUNDING):
+                raise RuntimeMismatchError(
+                    f"model: its {printable(name)!r} has other values on rank {rank} than on rank"
+                    " 0, and each rank trains its own layers; call torch.manual_seed with the same"
+                    " number on all ranks before you build the model, and load the same file on all"
+                    ' of them (verify="off" leaves this comparison out)'
+                )
+
+
 def gather_if_unlike(own: Any) -> list[Any]:
     """What each rank has, where ranks differ; empty where they agree, for a few bytes each."""
     digests: list[Any] = [None] * dist.get_world_size()
@@ -117,22 +153,86 @@ def _hash_plan(plan: Plan) -> str:
     return f"{zlib.crc32(chr(0).join(parts).encode()):08x}"
 
 
-def hash_options(optimizer: torch.optim.Optimizer) -> int:
-    """A number that is equal for equal options of all groups, such as their learning rates."""
-    options = [
-        (name, _plain(value))
-        for group in optimizer.param_groups
-        for name, value in group.items()
-        if name not in NO_OPTIONS
-    ]
-    return zlib.crc32(repr(options).encode())
+def require_same_options(options: Options | None) -> None:
+    """Refuse an optimizer_fn that treats a parameter otherwise on some ranks.
+
+    `options` are those of all parameters of the whole model, None if they are not known. All ranks
+    have to call it.
+
+    Raises:
+        RuntimeMismatchError: on every rank, it names the parameter.
+    """
+    own = {
+        name: {key: repr(_plain(value)) for key, value in (found or {}).items()}
+        for name, found in (options or {}).items()
+    }
+    everyone = gather_if_unlike(own)
+    for rank, other in enumerate(everyone):
+        for name in [each for each in everyone[0] if each in other]:  # a rank may know nothing
+            mine, theirs = everyone[0][name], other[name]
+            for key in dict.fromkeys((*mine, *theirs)):
+                pair = [printable(each.get(key, "nothing"))[:60] for each in (theirs, mine)]
+                if pair[0] != pair[1]:
+                    raise RuntimeMismatchError(
+                        f"optimizer_fn: for parameter {printable(name)!r}, {key} is {pair[0]} on"
+                        f" rank {rank}, but {pair[1]} on rank 0; make the same optimizer on every"
+                        " rank"
+                    )
+
+
+class OptionWatch:
+    """Tells whether the optimizers of all ranks have the same options in each step.
+
+    An optimizer_fn may make other groups for the parameters of another stage. Then groups that all
+    ranks had at the start are compared, by what they were then.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """All ranks have to make one.
+
+        Raises:
+            RuntimeMismatchError: the ranks have optimizers of different classes.
+        """
+        self._optimizer = optimizer
+        texts = [_text_of(group) for group in optimizer.param_groups]
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (type(optimizer).__name__, texts))
+        first = everyone[0][0]
+        for rank, (kind, _) in enumerate(everyone):
+            if kind != first:
+                raise RuntimeMismatchError(
+                    f"optimizer_fn: returns {printable(kind)} on rank {rank}, but"
+                    f" {printable(first)} on rank 0; make the same optimizer on every rank"
+                )
+        self._common: list[tuple[int, str]] | None = None
+        """Groups that all ranks have, and what they were; None if all have the same groups."""
+        if any(each != texts for _, each in everyone):
+            shared = set.intersection(*(set(each) for _, each in everyone))
+            self._common = [(i, text) for i, text in enumerate(texts) if text in shared]
+
+    def look(self) -> int:
+        """A number that is equal on all ranks as long as their options are."""
+        groups = self._optimizer.param_groups
+        found: list[Any] = list(map(_text_of, groups))
+        if self._common is not None:
+            found = sorted({(text, found[index]) for index, text in self._common})
+        return zlib.crc32(repr(found).encode(errors="replace"))
 
 
 NO_OPTIONS = ("params", "initial_lr", "param_names")
 
 
+def _text_of(options: Mapping[str, Any]) -> str:
+    """A text that is equal for equal options of a group."""
+    return repr([(name, _plain(o)) for name, o in options.items() if name not in NO_OPTIONS])
+
+
 def _plain(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return value
+        # An object's address says nothing.
+        return value if isinstance(value, PLAIN) or " at 0x" not in repr(value) else type(value)
     # A number on a GPU would have to be waited for.
     return value.item() if value.device.type == "cpu" and value.numel() == 1 else None
+
+
+PLAIN = (type(None), bool, int, float, str)

@@ -21,13 +21,14 @@ from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.riding import Ride, can_ride, open_step
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import Transport
+from pipeplan.runtime.gradient_notes import GradientNotes
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.optimizer_trials import OptimizerTrials
 from pipeplan.runtime.parameters import share_statistics
 from pipeplan.runtime.placement import Placement
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.root_watch import RootWatch
-from pipeplan.runtime.settings_agreement import hash_options
+from pipeplan.runtime.settings_agreement import OptionWatch
 from pipeplan.runtime.stage_orders import group_of
 from pipeplan.runtime.step_blocks import Arranged, StepBlocks, StepPart
 from pipeplan.runtime.step_checks import SameModel, require_inputs, require_no_autocast
@@ -63,7 +64,7 @@ class Steps:
         """`replica` is None for a rank that the plan does not use. All ranks have to call it."""
         self._plan, self._rank, self._replica, self._transport = plan, rank, replica, transport
         self._loss, self._updater, self._watchdog = loss, updater, watchdog
-        self._first_step, self._optimizer, self._code = first_step, optimizer, code
+        self._first_step, self._code = first_step, code
         places = placement.places(rank)
         self._first, self._index = places[0] if places else (-1, -1)
         self._last = plan.num_stages - 1
@@ -81,10 +82,7 @@ class Steps:
         self._sum = make_sum(transport, placement.ranks)
         self._set_up_comparisons(placement)
         self._same_model = SameModel(replica, optimizer, trials)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, hash_options(optimizer))
-        self._compares_options = len(set(found)) == 1
-        """Not if optimizer_fn makes other groups on other ranks."""
+        self._options = OptionWatch(optimizer)
         self.metrics: dict[str, float] = {}
         """The metrics of the last step or evaluation."""
         self.num_rows = 0
@@ -123,9 +121,9 @@ class Steps:
         blocks, stats = self._begin(batch, targets, mode, number)
         weighs = blocks is not None and self._is_last and self._index == 0
         weight = blocks.total_weight if blocks is not None and weighs else 0.0
-        ride = None if self._updater.needs_norm else self._ride
-        if ride is not None:
-            ride.own = lambda: [*self._with_doubt(stats).tolist(), weight]
+        carrier = self._carrier(mode)
+        if carrier is not None:
+            carrier.own = lambda: [*self._with_doubt(stats).tolist(), weight]
         else:
             self._sum.expect(len(stats) + NUM_ADDED)
         if blocks is not None:
@@ -136,7 +134,7 @@ class Steps:
                     casts.enter_context(part.runner.sharing_casts())
                 blocks.run(self._arrange(blocks, self._order))
         self._first_step.require_no_doubt(self._watchdog)
-        if ride is None:
+        if carrier is None:
             self._watchdog.enter(State.WAITING, "for the loss")
             self._updater.start_sums(self._with_doubt(stats), weight, self._sum)
         if blocks is not None and update:
@@ -145,11 +143,12 @@ class Steps:
             blocks.replica.reducer.finish()
             self.times.append(ReduceTimes(reduce_s, time.perf_counter()))
         self._watchdog.enter(State.WAITING, "for the loss")
-        carried = ride.totals(len(stats) + 1) if ride is not None else None
+        carried = carrier.totals(len(stats) + 1) if carrier is not None else None
         sums = self._updater.update(
             self._with_doubt(stats), weight, self._sum, applies=update, carried=carried
         )
         loss = self._take_sums(sums)
+        self._same_model.end_step()
         self._recheck(batch, targets, number)
         self._transport.synchronize()
         self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3
@@ -187,7 +186,10 @@ class Steps:
         require_inputs(self._rank, self._replica, batch, targets, self._loss)
         if mode is not Mode.EVALUATION:
             self._same_model.require(number)
-        options = hash_options(self._optimizer) if self._compares_options else -1
+        # Before the wait for the notice: the step before has just looked at the same objects.
+        has_new_root = self._root.have_changed()
+        changes = self._watch.look() if self._watch is not None else ()
+        options = self._options.look()
         variables = -1  # a rank without layers knows nothing of their mode
         if self._replica is not None:
             training = self._replica.parts[0].module.model.training
@@ -198,7 +200,7 @@ class Steps:
         else:
             agreed = self._agreement.agree(*given, self._transport, options, variables)
         self._has_agreed = True
-        if self._root.have_changed():
+        if has_new_root:
             self._agreement.has_doubt = True
         self._first_step.verify(batch, targets, agreed.rows, number, self._watchdog)
         if self._first_step.has_new_rows(batch, agreed.rows):
@@ -211,14 +213,21 @@ class Steps:
             dtype=torch.float64,
             device=self._transport.device,
         )
-        if self._watch is not None:
-            for index, changes in enumerate(self._watch.look(), start=num_stats):
-                if changes:
-                    stats[index] = changes
+        for index, change in enumerate(changes, start=num_stats):
+            if change:
+                stats[index] = change
         if self._replica is None:
             return None, stats
         own = stats[:num_stats]
         return self._make_blocks(self._replica, batch, targets, agreed, number, own), stats
+
+    def _carrier(self, mode: Mode) -> Ride | GradientNotes | None:
+        """What brings the sums of this step to all ranks; None if they need messages."""
+        if self._updater.needs_norm:
+            return None  # it is known behind the gradients
+        if self._ride is None and self._replica is not None and mode is Mode.TRAINING:
+            return self._replica.notes
+        return self._ride
 
     def _ride_along(
         self, batch: Any, targets: Any, mode: Mode, number: int, options: int, variables: int

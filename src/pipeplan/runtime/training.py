@@ -42,7 +42,7 @@ from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import make_scaler
-from pipeplan.runtime.settings_agreement import require_same_settings
+from pipeplan.runtime.settings_agreement import require_same_options, require_same_settings
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -161,6 +161,7 @@ class Pipeline(SavedTraining):
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             options = find_options(model, loss_fn, optimizer_fn, groups)
+            require_same_options(options)
             self._set_up_stage(model, settings)
             self._set_up_training(
                 optimizer_fn, groups, options, settings, compares_batches=compare_batches

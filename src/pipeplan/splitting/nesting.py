@@ -11,7 +11,14 @@ import torch
 
 from pipeplan.errors import RuntimeMismatchError
 
-__all__ = ["map_tensors", "put_tensors", "take_tensors", "tensors_in"]
+__all__ = [
+    "first_argument",
+    "map_tensors",
+    "put_tensors",
+    "take_tensors",
+    "tensors_in",
+    "with_argument",
+]
 
 Template = Any
 """The value with a number in the place of each tensor. It is JSON, so other ranks can read it."""
@@ -28,6 +35,11 @@ def _take(part: Any, tensors: list[torch.Tensor], where: str) -> Template:
     # This is no inner function: an inner function that calls itself is a reference cycle. It would
     # keep the tensors alive until the garbage collector runs.
     if isinstance(part, torch.Tensor):
+        if part.layout is not torch.strided or part.is_nested:
+            raise RuntimeMismatchError(
+                f"{where}: a sparse or nested tensor cannot cross a cut; call to_dense() in the"
+                " layer, or pad it"
+            )
         tensors.append(part)
         return ["tensor", len(tensors) - 1]
     if isinstance(part, dict) and all(isinstance(key, str) for key in part):
@@ -113,3 +125,22 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, tuple | list):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
+
+
+def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | str | None:
+    """The position or name of the argument that a layer gets from the layer before.
+
+    It is the first tensor, or else the first container with tensors; None if there is neither.
+    """
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = [place for place, value in given if isinstance(value, torch.Tensor)]
+    return next(iter([*tensors, *(place for place, value in given if tensors_in(value))]), None)
+
+
+def with_argument(
+    args: Sequence[Any], kwargs: Mapping[str, Any], place: int | str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with another one at this position or of this name."""
+    if isinstance(place, str):
+        return tuple(args), {**kwargs, place: value}
+    return (*args[:place], value, *args[place + 1 :]), dict(kwargs)

@@ -34,7 +34,7 @@ from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.held_model import HeldModel
 from pipeplan.splitting.layout import BEFORE, BEHIND, Layout, LayoutKind, argument_names
 from pipeplan.splitting.layout import find_sides as sides_of
-from pipeplan.splitting.nesting import map_tensors, tensors_in
+from pipeplan.splitting.nesting import first_argument, map_tensors, tensors_in, with_argument
 from pipeplan.splitting.placeholders import CARRIED_PAST, Placeholder, has_placeholder
 from pipeplan.splitting.rehearsals import Rehearsal
 from pipeplan.splitting.stand_ins import Absent, ForwardState, Outline, SetAside, Skip
@@ -110,6 +110,7 @@ class StageModule:
         """Is called when the model's forward takes over what arrived; a chain does so at once."""
         self.rehearsal: Rehearsal | None = None
         """Looks at what a chain's own forward does between its layers, on the first stage."""
+        self._state = ForwardState()
 
     needs_inputs: bool
     """Whether it reads the model's inputs as well as what crosses the cut."""
@@ -167,7 +168,7 @@ class _ChainStage(StageModule):
         self.needs_inputs = self.is_first or (self._spreads_tuples and any(self._keywords))
         for index, name in enumerate(layout.atoms):
             if drop and index not in atoms:
-                self.stand_ins[name] = Absent(name, model.get_submodule(name))
+                self.stand_ins[name] = Absent(name, model.get_submodule(name), self._state)
         self._hooks = [
             (name, table)
             for name in layout.containers
@@ -204,6 +205,13 @@ class _ChainStage(StageModule):
             )
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._state.is_running = True
+        try:
+            return self._call(carried, args, kwargs)
+        finally:
+            self._state.is_running = False
+
+    def _call(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for index, (module, names) in enumerate(zip(self._calls, self._keywords, strict=True)):
             if index == 0 and self.is_first:
                 pass
@@ -235,13 +243,11 @@ class _ListStage(StageModule):
         model = held.model
         self._arrived: Any = None
         self._has_entered = True
-        self._is_running = False
         self._leaving: tuple[Any, list[int]] | None = None
         """What to leave with, and how often its tensors were changed until then."""
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]  # only generation needs a cache
-        self._state = ForwardState()
         self._replace_sides(layout, 0 in atoms, len(layout.atoms) - 1 in atoms)
         for atom in range(1, len(layout.atoms) - 1):
             if atom not in atoms:
@@ -249,7 +255,7 @@ class _ListStage(StageModule):
                 action = self._leave if atom == atoms.stop else self._pass
                 if atom == atoms.start - 1:
                     action = self._enter
-                self.stand_ins[layout.atoms[atom]] = Skip(module, action)
+                self.stand_ins[layout.atoms[atom]] = Skip(module, self._state, action)
         if atoms.start == 1:
             first = model.get_submodule(layout.atoms[1])
             first.register_forward_pre_hook(_untraced(self._replace_input), with_kwargs=True)
@@ -270,12 +276,12 @@ class _ListStage(StageModule):
             elif side == BEFORE and not holds_before:
                 self.stand_ins[name] = Outline(name, module, self._state)
             elif side == BEHIND and not holds_behind:
-                self.stand_ins[name] = Absent(name, module, self._leave_if_done)
+                self.stand_ins[name] = Absent(name, module, self._state, self._leave_if_done)
 
     def __call__(self, carried: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._require_own_outputs(kwargs)
         self._arrived, self._state.inside_list = carried, False
-        self._has_entered, self._is_running, self._leaving = self.is_first, True, None
+        self._has_entered, self._state.is_running, self._leaving = self.is_first, True, None
         try:
             with self.alone():
                 output = self.model(*args, **kwargs)
@@ -289,7 +295,7 @@ class _ListStage(StageModule):
                     " name its layers explicitly"
                 )
         finally:
-            self._arrived, self._leaving, self._is_running = None, None, False
+            self._arrived, self._leaving, self._state.is_running = None, None, False
         if not self._has_entered:
             raise RuntimeMismatchError(
                 f"model: its forward skips the layer in front of {self.layers_text}, so that what"
@@ -326,7 +332,8 @@ class _ListStage(StageModule):
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._leave_if_done()
-        raise _Leave(_first_tensor(args, kwargs))
+        place = _place_of_input(args, kwargs)
+        raise _Leave(kwargs[place] if isinstance(place, str) else args[place])
 
     def _leave_if_done(self) -> None:
         if self._leaving is None:
@@ -345,18 +352,17 @@ class _ListStage(StageModule):
         If the model checkpoints its activations, that layer runs again in the backward. Then the
         stage leaves a little later, from outside of the checkpoint.
         """
-        if self.held.is_whole:
+        if self.held.is_whole or not self._state.is_running:  # or again in the backward
             return
         if not is_inside_checkpoint():
             raise _Leave(output)
-        if self._is_running:  # in the forward, not again in the backward
-            self._leaving = (output, [count_changes(tensor) for tensor in tensors_in(output)])
+        self._leaving = (output, [count_changes(tensor) for tensor in tensors_in(output)])
 
     def _replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Replace the first tensor that the first layer is given by what arrived."""
-        if self.held.is_whole:
+        """Replace what the first layer gets from the model before it by what arrived."""
+        if self.held.is_whole or not self._state.is_running:
             return args, kwargs
         if is_inside_checkpoint():
             raise RuntimeMismatchError(
@@ -365,11 +371,7 @@ class _ListStage(StageModule):
                 " recompute of the plan instead"
             )
         self._state.inside_list = self._has_entered = True
-        for index, argument in enumerate(args):
-            if isinstance(argument, torch.Tensor):
-                return (*args[:index], self._arrived, *args[index + 1 :]), kwargs
-        name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
-        return args, {**kwargs, name: self._arrived}
+        return with_argument(args, kwargs, _place_of_input(args, kwargs), self._arrived)
 
 
 def _untraced(hook: Any) -> Any:
@@ -382,11 +384,11 @@ def _untraced(hook: Any) -> Any:
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
 
-def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            return value
-    raise RuntimeMismatchError("model: calls a layer of its list without any tensor")
+def _place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
+    place = first_argument(args, kwargs)
+    if place is None:
+        raise RuntimeMismatchError("model: calls a layer of its list without any tensor")
+    return place
 
 
 class _Leave(BaseException):

@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.splitting.checkpoint_frames import is_inside_checkpoint
 from pipeplan.splitting.nesting import map_tensors, take_tensors
 from pipeplan.splitting.placeholders import Placeholder
 
@@ -31,6 +32,16 @@ class ForwardState:
 
     inside_list: bool = False
     """Whether the forward has reached the layer list."""
+    is_running: bool = False
+    """Whether the stage runs the model's forward; else somebody calls the model itself."""
+
+    def require_running(self) -> None:
+        """Refuse a call of the model by somebody else; a checkpoint may run it in the backward."""
+        if not (self.is_running or is_inside_checkpoint()):
+            raise RuntimeMismatchError(
+                "model: a pipeline has cut it, so it can only be run by the pipeline; call"
+                " pipeline.evaluate, or load pipeline.full_state_dict() into another model"
+            )
 
 
 class StandIn(nn.Module):
@@ -129,12 +140,15 @@ class SetAside:
 class Skip(StandIn):
     """A layer of another stage, in the layer list."""
 
-    def __init__(self, original: nn.Module, action: Callable[..., Any]) -> None:
-        super().__init__(original)
+    def __init__(
+        self, original: nn.Module, state: ForwardState, action: Callable[..., Any]
+    ) -> None:
+        super().__init__(original, state)
         self.__dict__["_action"] = action
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Do what the stage tells."""
+        self.__dict__["_state"].require_running()
         return self.__dict__["_action"](args, kwargs)
 
 
@@ -142,13 +156,18 @@ class Absent(StandIn):
     """A module of another stage that this stage must not call."""
 
     def __init__(
-        self, name: str, original: nn.Module, leave: Callable[[], None] | None = None
+        self,
+        name: str,
+        original: nn.Module,
+        state: ForwardState | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(original)
+        super().__init__(original, state)
         self.__dict__.update(_name=name, _leave=leave)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse, unless the stage is done: then leave the model's forward."""
+        self.__dict__["_state"].require_running()
         if self.__dict__["_leave"] is not None:
             self.__dict__["_leave"]()
         raise RuntimeMismatchError(
@@ -167,6 +186,7 @@ class Outline(StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Placeholder tensors of the original's shape."""
         state = self.__dict__["_state"]
+        state.require_running()
         if state.inside_list:
             raise RuntimeMismatchError(
                 f"model: calls {self.__dict__['_name']!r} behind the begin of its layer list,"

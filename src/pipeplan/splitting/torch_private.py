@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.autograd import graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "is_fake",
     "make_wrapper",
     "makes_views",
+    "run_backward",
     "saves_tensors",
     "storage_key",
     "without_fake_log",
@@ -123,6 +125,29 @@ def calling(module: nn.Module, function: Any) -> Any:
     if function is not None:
         vars(module)["_compiled_call_impl"] = function
     return before
+
+
+def run_backward(roots: list[Any], gradients: list[torch.Tensor]) -> None:
+    """As `torch.autograd.backward`: add up the gradients of all leaves.
+
+    Its look at shapes takes longer than the backward of a small layer. Where plain tensors get
+    gradients of the same shapes and types, there is nothing to find out. The engine looks, too.
+    """
+    are_plain = all(
+        type(root) is type(gradient) is torch.Tensor
+        and root.shape == gradient.shape
+        and root.dtype is gradient.dtype
+        and root.device == gradient.device
+        for root, gradient in zip(roots, gradients, strict=True)
+    )
+    if not are_plain or torch._C._are_functorch_transforms_active():
+        torch.autograd.backward(roots, gradients)
+        return
+    graph._engine_run_backward(
+        *(tuple(roots), tuple(gradients), False, False, ()),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def make_wrapper(kind: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:

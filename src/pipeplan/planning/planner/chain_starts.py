@@ -16,12 +16,15 @@ from pipeplan import _core
 from pipeplan.cost import CostModel, Floats
 from pipeplan.pipeline import Stage, groups_of
 from pipeplan.planning.limits import Limits
+from pipeplan.planning.planner.device_order import connected_parts
 from pipeplan.planning.planner.device_orders import device_orders
 from pipeplan.planning.planner.starts import with_ends
 
-__all__ = ["chain_of", "regular_chains"]
+__all__ = ["chain_of", "ends_by_memory", "even_ends", "orders_of", "regular_chains"]
 
 NUM_ORDERS = 3
+NUM_PARTS = 4
+"""Of a cluster without paths between its parts, the fastest."""
 MAX_ROUNDS = 4
 
 
@@ -39,13 +42,14 @@ def regular_chains(
     Each stage has work in proportion to the speed of its devices, or, `by_memory`, bytes in
     proportion to their memory.
     """
-    even_ends = _ends_by_memory if by_memory else _even_ends
+    ends_of = ends_by_memory if by_memory else even_ends
     plans: list[_core.ChainPlan] = []
-    num_devices, num_layers = len(cost.speed_D), len(cost.forward_ms_L)
-    orders = _orders(cost)
+    num_layers = len(cost.forward_ms_L)
+    orders = orders_of(cost)
     if limits is not None:
         orders = list(dict.fromkeys(with_ends(order, limits) for order in orders))
     for order in orders:
+        num_devices = len(order)
         for size in _group_counts(num_devices):
             cuts = [num_devices * n // size for n in range(size + 1)]
             devices = [list(order[a:b]) for a, b in pairwise(cuts)]
@@ -53,7 +57,7 @@ def regular_chains(
                 devices = [group[: cost.max_replicas] for group in devices]
             for group in _shapes(size, min(max_positions, MAX_ROUNDS), limits):
                 if len(group) <= num_layers:
-                    end_layer = even_ends(cost, [devices[g] for g in group])
+                    end_layer = ends_of(cost, [devices[g] for g in group])
                     plans.append(
                         _core.ChainPlan(
                             model,
@@ -81,11 +85,20 @@ def chain_of(model: _core.ChainModel, stages: Sequence[Stage], is_split: bool) -
     )
 
 
-def _orders(cost: CostModel) -> list[tuple[int, ...]]:
+def orders_of(cost: CostModel) -> list[tuple[int, ...]]:
+    """Orders of all devices, or of those of one part where there is no path to the others."""
     own = tuple(range(len(cost.speed_D)))
     by_cuts = len(own) <= 128
     made = device_orders(cost, by_cuts=by_cuts, most=NUM_ORDERS)
-    return list(dict.fromkeys((own, *made)))[:NUM_ORDERS]
+    orders = list(dict.fromkeys((own, *made)))[:NUM_ORDERS]
+    parts = connected_parts(cost)
+    if len(parts) == 1:
+        return orders
+    parts.sort(key=lambda part: -float(cost.speed_D[part].sum()))
+    within = (
+        tuple(u for u in order if u in part) for part in parts[:NUM_PARTS] for order in orders
+    )
+    return list(dict.fromkeys(within))
 
 
 def _group_counts(num_devices: int) -> list[int]:
@@ -96,25 +109,27 @@ def _group_counts(num_devices: int) -> list[int]:
 def _shapes(size: int, max_rounds: int, limits: Limits | None) -> Iterator[list[int]]:
     """Rounds and waves over the groups, the last of them shorter where fewer stages are asked for.
 
-    Shapes with too few stages stay: moves of the search add some.
+    Those with fewer stages than asked for are left out: no search could start there.
     """
-    most = limits.max_stages if limits is not None else None
+    least, most = (limits.min_stages, limits.max_stages) if limits is not None else (1, None)
     down = list(range(size))
     for rounds in range(1, max_rounds + 1):
         if most is not None and most <= size * (rounds - 1):
             return
+        if size * rounds < least:
+            continue
         yield (down * rounds)[:most]
         if rounds > 1:
             yield [g for n in range(rounds) for g in (down[::-1] if n % 2 else down)][:most]
 
 
-def _even_ends(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
+def even_ends(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
     """One past the last layer of each stage, so that each takes about as long as the others."""
     speeds = [len(devices) * float(cost.speed_D[list(devices)].min()) for devices in sets]
     return _ends_in_proportion(cost.forward_ms_L + cost.backward_ms_L, speeds)
 
 
-def _ends_by_memory(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
+def ends_by_memory(cost: CostModel, sets: Sequence[Sequence[int]]) -> list[int]:
     """The same, so that each fills about the same part of its memory.
 
     Stages on the same devices share the memory. Activations of one microbatch count.

@@ -23,9 +23,10 @@ from pipeplan.figures import group_figures
 from pipeplan.group_costs import GroupCosts, group_costs
 from pipeplan.group_schedules import joined_at_end, orders_of_blocks
 from pipeplan.group_simulator import group_time_ms
-from pipeplan.pipeline import Bound, BoundScope, groups_of, unpack_codes
+from pipeplan.pipeline import Bound, BoundScope, Stage, groups_of, unpack_codes
 from pipeplan.planning.group_order import may_cut_backwards
 from pipeplan.planning.limits import broken_constraint
+from pipeplan.planning.planner.chain_fits import ranked_chains
 from pipeplan.planning.planner.chain_rungs import Rung, rungs_up_to
 from pipeplan.planning.planner.chain_starts import chain_of, regular_chains
 from pipeplan.planning.planner.lower_bound import INSTANT_MS, work_bound_ms
@@ -39,6 +40,9 @@ MAX_DEVICES = 128
 """Beyond, the search is too slow to find anything; plans keep one stage a device."""
 BUCKETS = (2, 4, 8, 16)
 """Numbers of parts that are tried for the all-reduces of the best plan."""
+LEAST_PART = 1 / 500
+"""Of the time that all work takes at least. Shorter parts gain less than that, and each one is an
+operation, which costs more than its bytes."""
 CROWDED = (1.0, 2.0)
 """Factors of transfers, one for each search, where links are shared."""
 CROWDED_BEST, CROWDED_POLISH = 2, 0.6
@@ -237,8 +241,13 @@ class _ChainSearch:
                     by_memory=by_memory,
                 )
             ]
-            self._starts[factor] = _core.rank_chains(
-                model, made, NUM_REGULAR, problem.num_threads, problem.deadline
+            self._starts[factor] = ranked_chains(
+                model,
+                problem,
+                made,
+                most=NUM_REGULAR,
+                # What is drawn only serves to have a plan at all.
+                drawn_kinds=kinds if self.best is None else (),
             )
         is_start = self.best is not None and not any(s.recompute for s in self.best.stages)
         stages = self.best.stages if self.best is not None and is_start else None
@@ -253,11 +262,16 @@ class _ChainSearch:
         for buckets in BUCKETS:
             if self.is_late:
                 return
-            stages = tuple(
-                replace(stage, gradient_buckets=buckets if stage.num_replicas > 1 else 1)
-                for stage in chosen.stages
-            )
+            stages = tuple(self._in_parts(stage, buckets) for stage in chosen.stages)
             self.offer(replace(chosen, stages=stages))
+
+    def _in_parts(self, stage: Stage, count: int) -> Stage:
+        """The stage with an all-reduce in so many parts, or in fewer that are not too short."""
+        cost, least_ms = self.problem.cost, LEAST_PART * self.work_ms
+        count = count if stage.num_replicas > 1 else 1
+        while count > 1 and cost.all_reduce_ms(stage, count) < least_ms:
+            count //= 2
+        return replace(stage, gradient_buckets=count)
 
     def join_last_gradients(self) -> None:
         """Run a stage's last backward in one block where that is faster.
@@ -280,9 +294,8 @@ class _ChainSearch:
         # A group has the same shares in all its stages, whatever layers they have.
         shares = [self.instance.shares(devices, 0, 1, 0) for devices in plan.devices]
         stages = tuple(
-            replace(
-                stage_of_shares(range(first, end), plan.devices[group], shares[group]),
-                gradient_buckets=count,
+            self._in_parts(
+                stage_of_shares(range(first, end), plan.devices[group], shares[group]), count
             )
             for first, end, group, count in zip(
                 [0, *plan.end_layer[:-1]], plan.end_layer, plan.group, parts, strict=True

@@ -50,18 +50,24 @@ AS_FORECAST = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
 class TensorKind(NamedTuple):
     """A tensor that crosses a cut: all that is known of it except its number of rows.
 
+    Between two stages of one rank each, nothing is divided. There a tensor may lie otherwise.
+
     This is no dataclass, since every message makes and compares some: tuples do that faster.
     """
 
     shape: tuple[int, ...]
-    """The shape of one row."""
+    """The shape of one row, or of the tensor if its first dimension is not rows."""
     dtype: torch.dtype
+    has_rows: bool
     has_gradient: bool
 
-    @property
-    def row_bytes(self) -> int:
-        """The size of one row."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    def shape_for(self, num_rows: int) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return (num_rows, *self.shape) if self.has_rows else self.shape
+
+    def num_bytes(self, num_rows: int) -> int:
+        """The size of the tensor."""
+        return math.prod(self.shape_for(num_rows)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +81,11 @@ class Contents:
     def has_layout_of(self, other: "Contents") -> bool:
         """Whether the tensors have the same shapes and types."""
         mine, theirs = self.kinds, other.kinds
-        return mine is theirs or [kind[:2] for kind in mine] == [kind[:2] for kind in theirs]
+        return mine is theirs or [kind[:3] for kind in mine] == [kind[:3] for kind in theirs]
 
-    @property
-    def row_bytes(self) -> int:
-        """The size of one row of all tensors."""
-        return sum(kind.row_bytes for kind in self.kinds)
+    def num_bytes(self, num_rows: int) -> int:
+        """The size of all tensors."""
+        return sum(kind.num_bytes(num_rows) for kind in self.kinds)
 
 
 def describe(
@@ -89,14 +94,17 @@ def describe(
     template: Any,
     num_rows: int,
     stage: int,
+    *,
+    is_divided: bool = True,
 ) -> Contents:
     """The contents of a message with these tensors.
 
     Raises:
-        RuntimeMismatchError: the first dimension of a tensor is not the number of rows.
+        RuntimeMismatchError: it is divided or joined by rows, and the first dimension of a tensor
+            is not their number.
     """
     kinds = [
-        _kind(tensor.shape, tensor.dtype, tensor.layout, has_gradient, num_rows, stage)
+        _kind(tensor.shape, tensor.dtype, tensor.layout, has_gradient, num_rows, stage, is_divided)
         for tensor, has_gradient in zip(tensors, have_gradient, strict=True)
     ]
     return _contents(tuple(kinds), _text_of(template))
@@ -110,19 +118,21 @@ def _kind(
     has_gradient: bool,
     num_rows: int,
     stage: int,
+    is_divided: bool,
 ) -> TensorKind:
-    if not shape or shape[0] != num_rows:
+    has_rows = bool(shape) and shape[0] == num_rows
+    if is_divided and not has_rows:
         raise RuntimeMismatchError(
             f"stage {stage}: its last layer returns a tensor of shape"
-            f" {tuple(shape)} for {num_rows} rows; what crosses a cut has the"
-            " microbatch's rows as its first dimension"
+            f" {tuple(shape)} for {num_rows} rows; what replicas divide has the microbatch's rows"
+            " as its first dimension: change this in the layer, or plan without replicas there"
         )
     if layout is not torch.strided:
         raise RuntimeMismatchError(
             f"stage {stage}: its last layer returns a tensor of layout {layout}; only"
             " dense tensors cross a cut, so call to_dense() in the layer"
         )
-    return TensorKind(shape[1:], dtype, has_gradient)
+    return TensorKind(shape[1:] if has_rows else shape, dtype, has_rows, has_gradient)
 
 
 @lru_cache(maxsize=1024)
@@ -148,7 +158,7 @@ def encode_header(
     contents: Contents, note: bytes = b""
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The header of a message with these contents, and its text if the header cannot hold it."""
-    entries = [[list(kind.shape), str(kind.dtype), kind.has_gradient] for kind in contents.kinds]
+    entries = [[list(shape), str(dtype), *flags] for shape, dtype, *flags in contents.kinds]
     text = json.dumps([entries, contents.template]).encode()
     header = bytearray(HEADER_BYTES)
     header[0] = 1
@@ -186,7 +196,7 @@ def decode(text: bytes) -> Contents:
     """The contents that a text describes."""
     entries, template = json.loads(text)
     kinds = [
-        TensorKind(tuple(shape), getattr(torch, dtype.removeprefix("torch.")), has_gradient)
-        for shape, dtype, has_gradient in entries
+        TensorKind(tuple(shape), getattr(torch, dtype.removeprefix("torch.")), *flags)
+        for shape, dtype, *flags in entries
     ]
     return _contents(tuple(kinds), template)

@@ -55,7 +55,8 @@ class LaneForecasts:
         last = self._of_slot.get(slot)
         is_stable = last is None or contents.has_layout_of(last.contents)
         self._of_slot[slot] = Forecast(contents, is_stable, find_packing(contents, num_rows))
-        self.largest_row_bytes = max(self.largest_row_bytes, contents.row_bytes)
+        row_bytes = -(-contents.num_bytes(num_rows) // num_rows)
+        self.largest_row_bytes = max(self.largest_row_bytes, row_bytes)
 
 
 class StepForecasts:

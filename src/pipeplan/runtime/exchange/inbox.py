@@ -98,6 +98,8 @@ class Inbox:
         self._post_until(self._num_opened + self._receive_ahead)
 
     def _post_until(self, stop: int) -> None:
+        if self._num_posted >= stop:
+            return  # as mostly
         order, stop = self._order, min(stop, len(self._order))
         if self._awaits_notice:
             stop = 1  # gloo would abort on sizes that turn out to be wrong
@@ -228,7 +230,7 @@ class Inbox:
         is_shared = len(parts) > 1 and is_all and all(c.has_layout_of(first) for _, c in parts)
         if is_shared:
             num_rows = parts[-1][0].run.stop
-            shared = [new((num_rows, *kind.shape), kind.dtype) for kind in first.kinds]
+            shared = [new(kind.shape_for(num_rows), kind.dtype) for kind in first.kinds]
             self._joined_of[microbatch] = shared
         tag = lane.tag(microbatch, what)
         for part, contents in parts:
@@ -237,7 +239,7 @@ class Inbox:
                 part.pieces = [buffer[part.run.start : part.run.stop] for buffer in shared]
             else:
                 part.pieces = [
-                    new((part.num_rows, *kind.shape), kind.dtype) for kind in contents.kinds
+                    new(kind.shape_for(part.num_rows), kind.dtype) for kind in contents.kinds
                 ]
             part.works += [
                 self._transport.receive(piece, part.run.rank, tag, lane.channel, lane.kind)

@@ -115,5 +115,5 @@ def _join_gradients(parts: Sequence[Received]) -> Received:
             for found, part in zip(by_index, parts, strict=True)
         ]
         tensors.append(torch.cat(pieces))
-    kinds = tuple(TensorKind(t.shape[1:], t.dtype, False) for t in tensors)
+    kinds = tuple(TensorKind(t.shape[1:], t.dtype, True, False) for t in tensors)
     return Received(Contents(kinds, str(indices)), tensors, sum(part.num_rows for part in parts))

@@ -132,6 +132,9 @@ class Exchange:
         self.is_local_before = self._is_local(self.stage - 1)
         """Whether the stage before is on the same ranks."""
         self.is_local_behind = self._is_local(self.stage + 1)
+        self.is_divided_before = self._is_divided(self.stage - 1)
+        """Whether replicas divide or join what the stage before sends, by its rows."""
+        self.is_divided_behind = self._is_divided(self.stage + 1)
         self._sends: dict[Kind, PendingSends] = {}
         self._routes: dict[int, _Route] = {}
         """By the rows of the batch."""
@@ -143,6 +146,12 @@ class Exchange:
         if not 0 <= neighbour < len(stages):
             return False
         return set(stages[neighbour].devices) == set(stages[self.stage].devices)
+
+    def _is_divided(self, neighbour: int) -> bool:
+        stages = self.plan.stages
+        if not 0 <= neighbour < len(stages) or self._is_local(neighbour):
+            return False
+        return max(stages[neighbour].num_replicas, stages[self.stage].num_replicas) > 1
 
     def begin(self, routing: RowRouting, key: int, ride: Ride | None = None) -> "StepExchange":
         """The exchange of one step; the key is the same on all ranks."""
@@ -327,7 +336,10 @@ class StepExchange:
     ) -> None:
         """Start to send a microbatch to the stage behind."""
         num_rows = self._num_rows[microbatch]
-        contents = describe(tensors, have_gradient, template, num_rows, self._channels.stage)
+        stage, is_divided = self._channels.stage, self._channels.is_divided_behind
+        contents = describe(
+            tensors, have_gradient, template, num_rows, stage, is_divided=is_divided
+        )
         if self._local_behind is not None:
             copies = [tensor.detach().clone() for tensor in tensors]
             for copy, has_gradient in zip(copies, have_gradient, strict=True):
@@ -349,7 +361,8 @@ class StepExchange:
         indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
         tensors = [gradient for gradient in gradients if gradient is not None]
         num_rows, no_gradient = self._num_rows[microbatch], [False] * len(indices)
-        contents = describe(tensors, no_gradient, indices, num_rows, self._channels.stage)
+        stage, is_divided = self._channels.stage, self._channels.is_divided_before
+        contents = describe(tensors, no_gradient, indices, num_rows, stage, is_divided=is_divided)
         self._gradients_out.send(microbatch, tensors, contents)
 
     def finish(self) -> None:

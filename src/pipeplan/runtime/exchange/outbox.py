@@ -133,7 +133,7 @@ class Outbox:
             self._send_header(microbatch, run, HEADER, header, works)
             if ahead is not None and not is_right:
                 num_rows = run.stop - run.start
-                fillers = [torch.zeros((num_rows, *k.shape), dtype=k.dtype) for k in ahead.kinds]
+                fillers = [torch.zeros(k.shape_for(num_rows), dtype=k.dtype) for k in ahead.kinds]
                 kept += self._send_tensors(microbatch, run, fillers, AHEAD, works)
         if packing is None or not is_right:
             part = AHEAD if is_right else LATE

@@ -89,7 +89,7 @@ class Packing:
 @lru_cache(maxsize=1024)
 def find_packing(contents: Contents, num_rows: int) -> Packing | None:
     """How so many rows travel with their header; None if they are too large for one message."""
-    sizes = [num_rows * kind.row_bytes for kind in contents.kinds]
+    sizes = [kind.num_bytes(num_rows) for kind in contents.kinds]
     if HEADER_BYTES + sum(map(_padded, sizes)) > MOST_BYTES:
         return None
     dtypes = {kind.dtype for kind in contents.kinds}
@@ -98,7 +98,7 @@ def find_packing(contents: Contents, num_rows: int) -> Packing | None:
     start, places = HEADER_BYTES // dtype.itemsize, []
     for kind, size in zip(contents.kinds, sizes, strict=True):
         length = size // dtype.itemsize if is_uniform else _padded(size)
-        shape = (num_rows, *kind.shape)
+        shape = kind.shape_for(num_rows)
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         places.append(_Place(kind.dtype, shape, strides, start, start + length))
         start += length

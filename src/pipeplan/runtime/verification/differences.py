@@ -76,6 +76,7 @@ def find_difference(
     for expected, entering in zip(whole.entering, cut.entering, strict=False):
         found = found or _find_in_entering(module, expected, entering, stage)
     found = found or _find_in_gradients(stage, whole, cut, shared)
+    found = found or _find_in_attributes(stage, whole, cut, shared)
     found = found or _find_in_buffers(stage, whole, cut)
     return Difference(text=found, is_in_forward=False) if found else None
 
@@ -300,6 +301,28 @@ def _find_in_gradients(
             " layers' values (a loss that closes over the model, an auxiliary loss kept on a layer,"
             " a weight used twice), or a checkpoint or hook acts outside of its layers;"
             " pipeplan.runtime.add_loss adds losses of layers"
+        )
+    return None
+
+
+def _find_in_attributes(
+    stage: StageCalls, whole: Result, cut: Result, shared: Sequence[str]
+) -> str | None:
+    """Compare what backwards leave on parameters by themselves (`weight.main_grad`)."""
+    for name, attribute in dict.fromkeys((*whole.attributes, *cut.attributes)):
+        expected = whole.attributes.get((name, attribute))
+        found = cut.attributes.get((name, attribute))
+        if name in shared or (
+            expected is not None
+            and found is not None
+            and are_close(expected, found, dtype=stage.amp_dtype)
+        ):
+            continue
+        return (
+            f"parameter {printable(name)!r}: its attribute {printable(attribute)!r} is not what the"
+            " whole model leaves there; in a backward in two halves, saved weights are not the"
+            " parameters themselves: let the backward return the gradient, or plan with"
+            " --no-split-backward"
         )
     return None
 

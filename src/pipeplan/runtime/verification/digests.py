@@ -12,7 +12,7 @@ import torch
 
 from pipeplan.documents.text import printable
 
-__all__ = ["Numbers", "WholeRun", "add_up", "digest", "find_other_run", "gradient_of"]
+__all__ = ["Numbers", "WholeRun", "add_up", "are_alike", "digest", "find_other_run", "gradient_of"]
 
 Digest = tuple[float, float, float, int]
 """The sums of both halves, the sum of all absolute values, and of how many tensors."""
@@ -85,7 +85,7 @@ def find_other_run(runs: Mapping[int, WholeRun], rounding: float) -> str | None:
         allowed = rounding if other.device == mine.device else max(rounding, OTHER_DEVICES)
         for what in dict.fromkeys((*mine.numbers, *other.numbers)):
             pair = mine.numbers.get(what), other.numbers.get(what)
-            if not _are_alike(pair, allowed, floor if what.startswith("the gradient") else 0.0):
+            if not are_alike(pair, allowed, floor if what.startswith("the gradient") else 0.0):
                 texts = [_text(each) for each in pair]
                 return (
                     f"model: {printable(what)} {texts[0]} on rank {first} and {texts[1]} on rank"
@@ -99,7 +99,8 @@ def _floor(numbers: Numbers) -> float:
     return 1e-4 * max((each[2] for each in numbers.values() if each is not None), default=0.0)
 
 
-def _are_alike(pair: Sequence[Digest | None], allowed: float, floor: float) -> bool:
+def are_alike(pair: Sequence[Digest | None], allowed: float, floor: float = 0.0) -> bool:
+    """Whether the numbers of two tensors agree, up to a part of their size."""
     first, second = pair
     if first is None or second is None:
         return first is second

@@ -17,7 +17,7 @@ from torch import nn
 
 from pipeplan.runtime.verification.same_randomness import SameRandomness, seed_python
 from pipeplan.splitting.layout import Layout, LayoutKind
-from pipeplan.splitting.nesting import map_tensors, tensors_in
+from pipeplan.splitting.nesting import first_argument, map_tensors, tensors_in, with_argument
 
 __all__ = ["LayerCall", "LayerRecorder", "Noted", "note"]
 
@@ -36,6 +36,8 @@ class Noted:
     watched: list[bool]
     is_complete: bool = False
     """Whether all gradients are there; nodes may run again for weights alone."""
+    is_early: bool = False
+    """Whether the forward still runs: gradients that layers compute there are their own."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class LayerCall:
     """One call of a layer."""
 
     first_input: Noted | None
-    """The first tensor that it was given."""
+    """What it was given by the layer before."""
     inputs: list[tuple[str, torch.Tensor]]
     output: Noted | None = None
 
@@ -100,6 +102,7 @@ class LayerRecorder:
         for call in self.calls.values():
             for noted in (call.first_input, call.output):
                 if noted is not None:
+                    noted.is_early = False
                     _watch(noted)
                     noted.live = []
 
@@ -124,13 +127,16 @@ class LayerRecorder:
             self._last = atom
             self._open.append(atom)
             self.move(f"in {atom}")
-            if atom == 1 and self._enters_list(atom):
-                args, kwargs = _with_first_copied(args, kwargs)
-            first = tensors_in([*args, *kwargs.values()])[:1]
+            place, first = first_argument(args, kwargs), None
+            if place is not None:
+                first = kwargs[place] if isinstance(place, str) else args[place]
+                if atom == 1 and self._enters_list(atom):
+                    first = map_tensors(first, lambda tensor: tensor.clone())
+                    args, kwargs = with_argument(args, kwargs, place, first)
             named = [(f"argument {i}", value) for i, value in enumerate(args)]
             named += [(repr(name), value) for name, value in kwargs.items()]
             self.calls[atom] = LayerCall(
-                first_input=note(first[0]) if first else None,
+                first_input=None if place is None else note(first, is_early=True),
                 inputs=[
                     (name, tensor.detach().clone())
                     for name, value in named
@@ -147,7 +153,7 @@ class LayerRecorder:
             if atom is not None:
                 if atom + 1 in self.cuts:
                     output = map_tensors(output, lambda tensor: tensor.clone())
-                self.calls[atom].output = note(output)
+                self.calls[atom].output = note(output, is_early=True)
                 self.move(f"after {atom}")
             return output
 
@@ -158,18 +164,7 @@ class LayerRecorder:
         return self.layout.kind is LayoutKind.LAYER_LIST and atom in self.cuts
 
 
-def _with_first_copied(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The same arguments, the first tensor among them as a copy."""
-    for index, argument in enumerate(args):
-        if isinstance(argument, torch.Tensor):
-            return (*args[:index], argument.clone(), *args[index + 1 :]), kwargs
-    for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor):
-            return args, {**kwargs, name: value.clone()}
-    return args, kwargs
-
-
-def note(value: Any) -> Noted:
+def note(value: Any, *, is_early: bool = False) -> Noted:
     """A copy of a value; its gradients are filled in by the backward."""
     live = tensors_in(value)
     noted = Noted(
@@ -179,6 +174,7 @@ def note(value: Any) -> Noted:
         gradients=[None] * len(live),
         live=live,
         watched=[False] * len(live),
+        is_early=is_early,
     )
     _watch(noted)
     return noted
@@ -195,7 +191,7 @@ def _watch(noted: Noted) -> None:
             noted.watched[index] = noted.needs_gradient[index] = True
 
             def keep(gradient: torch.Tensor, index: int = index) -> None:
-                if noted.is_complete:
+                if noted.is_complete or noted.is_early:
                     return
                 before = noted.gradients[index]
                 copy = gradient.detach().clone()

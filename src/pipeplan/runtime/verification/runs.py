@@ -335,8 +335,11 @@ def _run_weights(stage: StageCalls, indices: Iterable[int], result: Result) -> N
 
 
 def _note_tensors(stage: StageCalls, result: Result) -> None:
-    """Note the gradients of the stage's parameters, and its buffers."""
+    """Note the gradients of the stage's parameters, their attributes, and the stage's buffers."""
     for name, parameter in stage.parameters.items():
+        for attribute, value in vars(parameter).items():
+            if isinstance(value, torch.Tensor):
+                result.attributes[name, attribute] = value.detach().clone()
         gradient = parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
             raise RuntimeMismatchError(

@@ -56,6 +56,8 @@ class Result:
     """Of the parameters that the stage holds."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """Buffers of the stage afterwards."""
+    attributes: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+    """Tensors that the stage's parameters have as attributes afterwards: (parameter, attribute)."""
     draws: list[Draw] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     uses_own_generator: bool = False
