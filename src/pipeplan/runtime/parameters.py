@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.gathering import READING_STATE, gather
 from pipeplan.runtime.gradient_parts import Reduction
 
 __all__ = [
@@ -243,8 +244,7 @@ def gather_state(state: dict[str, Any], device: torch.device) -> dict[str, Any] 
     others = {name: value for name, value in state.items() if not torch.is_tensor(value)}
     state = {name: value for name, value in state.items() if torch.is_tensor(value)}
     kinds = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
-    all_kinds: list[Any] = [None] * num_ranks
-    dist.all_gather_object(all_kinds, (kinds, others))
+    all_kinds = gather((kinds, others), READING_STATE)
     if rank:
         for tensor in state.values():
             dist.send(tensor.detach().contiguous(), 0)

@@ -13,13 +13,11 @@ Devices that the plan does not use may have a rank, but need none.
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch.distributed as dist
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Plan
+from pipeplan.runtime.gathering import MAKING, gather
 
 __all__ = ["Place", "Placement", "find_placement", "name_stages", "place_ranks"]
 
@@ -74,8 +72,7 @@ def find_placement(
     plan: Plan, device_name: str | None, real_hosts: Mapping[str, str] | None
 ) -> Placement:
     """The placement of all ranks, from what each of them says about itself."""
-    places: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(places, (socket.gethostname(), device_name))
+    places = gather((socket.gethostname(), device_name), MAKING)
     return place_ranks(
         plan, [Place(host=host, device_name=name) for host, name in places], real_hosts or {}
     )

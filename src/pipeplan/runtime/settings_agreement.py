@@ -13,7 +13,6 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pipeplan.documents.text import excerpt, printable
@@ -21,6 +20,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import KINDS, Plan
 from pipeplan.runtime.fingerprints import fingerprint
 from pipeplan.runtime.function_watch import text_of_function
+from pipeplan.runtime.gathering import MAKING, gather
 from pipeplan.runtime.model_checks import require_whole
 from pipeplan.runtime.optimizers import Options
 from pipeplan.runtime.replica_setup import ReplicaSettings
@@ -57,8 +57,7 @@ def require_same_settings(
         **more,
         **{name: None if each is None else "given" for name, each in functions.items()},
     }
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {name: str(value) for name, value in own.items()})
+    everyone = gather({name: str(value) for name, value in own.items()}, MAKING)
     for name, first in everyone[0].items():
         for rank, other in enumerate(everyone):
             if other[name] != first:
@@ -109,12 +108,10 @@ def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
     if isinstance(loss_fn, nn.Module):
         found = {**found, **loss_fn.state_dict(prefix="loss_fn.")}
     tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
-    marks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(marks, fingerprint(tuple(tensors.values()), 0))
+    marks = gather(fingerprint(tuple(tensors.values()), 0), MAKING)
     if len(set(marks)) == 1:
         return
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {name: digest(each) for name, each in tensors.items()})
+    everyone = gather({name: digest(each) for name, each in tensors.items()}, MAKING)
     for rank, other in enumerate(everyone):
         for name, numbers in everyone[0].items():
             if not are_alike((numbers, other.get(name)), ROUNDING):
@@ -128,13 +125,10 @@ def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
 
 def gather_if_unlike(own: Any) -> list[Any]:
     """What each rank has, where ranks differ; empty where they agree, for a few bytes each."""
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, zlib.crc32(repr(own).encode(errors="replace")))
+    digests = gather(zlib.crc32(repr(own).encode(errors="replace")), MAKING)
     if len(set(digests)) == 1:
         return []
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return everyone
+    return gather(own, MAKING)
 
 
 def _hash_plan(plan: Plan) -> str:
@@ -195,8 +189,7 @@ class OptionWatch:
         """
         self._optimizer = optimizer
         texts = [_text_of(group) for group in optimizer.param_groups]
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (type(optimizer).__name__, texts))
+        everyone = gather((type(optimizer).__name__, texts), MAKING)
         first = everyone[0][0]
         for rank, (kind, _) in enumerate(everyone):
             if kind != first:

@@ -21,6 +21,7 @@ from pipeplan.runtime.exchange.rank_tree import make_sum
 from pipeplan.runtime.exchange.riding import Ride, can_ride, open_step
 from pipeplan.runtime.exchange.row_routing import RowRouter
 from pipeplan.runtime.exchange.transports import Transport
+from pipeplan.runtime.gathering import STEPPING, gather
 from pipeplan.runtime.gradient_notes import GradientNotes
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.optimizer_trials import OptimizerTrials
@@ -347,9 +348,8 @@ class Steps:
 
     def _refuse_changes(self) -> None:
         """Say on all ranks what a program has changed on some replicas only."""
-        everyone: list[Any] = [None] * dist.get_world_size()
         changes = self._watch.changes if self._watch is not None else {}
-        dist.all_gather_object(everyone, changes)
+        everyone = gather(changes, STEPPING)
         try:
             require_alike(everyone, self._replicas)
         except RuntimeMismatchError as error:  # all ranks raise it

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from pipeplan.errors import CheckpointError
 from pipeplan.runtime.checkpoints.reading import shown
+from pipeplan.runtime.gathering import USING_CHECKPOINTS, gather
 
 __all__ = ["together"]
 
@@ -26,8 +25,7 @@ def together(work: Callable[[], T]) -> list[T]:
     except OSError as problem:
         name = f"{shown(problem.filename)}: " if problem.filename else ""
         outcome = (None, f"{name}cannot be used: {problem.strerror or problem}")
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, outcome)
+    everyone = gather(outcome, USING_CHECKPOINTS)
     for _, reason in everyone:
         if reason is not None:
             raise CheckpointError(reason)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.gathering import STEPPING, gather
 from pipeplan.runtime.verification.loss_rows import LossOfRows
 from pipeplan.runtime.verification.runs import evaluate_whole
 from pipeplan.runtime.verification.stage_calls import Sample, StageCalls
@@ -111,8 +111,7 @@ def find_uneven_loss(stage: StageCalls, samples: Sequence[Sample]) -> str | None
 
 def require_no_problem(own: str | None) -> None:
     """Refuse what any rank has found; all ranks have to call it."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    everyone = gather(own, STEPPING)
     for found in everyone:
         if found is not None:
             raise RuntimeMismatchError(f'{found} (verify="off" leaves this comparison out)')

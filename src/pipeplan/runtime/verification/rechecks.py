@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan.errors import RuntimeMismatchError
+from pipeplan.runtime.gathering import STEPPING, gather
 from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.verification.differences import first_line, is_of_memory
@@ -128,9 +129,8 @@ class Recheck:
 
     def _compare(self, found: WholeRun | str | None, *, is_short: bool) -> None:
         """Compare what all ranks have found, unless one `is_short` of memory."""
-        everyone: list[Any] = [None] * dist.get_world_size()
         own = (found, self._is_certain_now(), self._hooked(), is_short)
-        dist.all_gather_object(everyone, own)
+        everyone = gather(own, STEPPING)
         require_no_problem(self.problem)
         if any(is_short for *_, is_short in everyone):
             self._has_room = False
@@ -181,8 +181,7 @@ class Recheck:
             free = _free_bytes(self.stages[-1].device)
             if self.rank in self.owners:
                 own = sum(p.nbytes for p in self.replica.held.model.parameters())
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (own, free))
+        everyone = gather((own, free), STEPPING)
         needed = COPIES * sum(size for size, _ in everyone)
         least = min(free for _, free in everyone)
         self._has_room = needed < least

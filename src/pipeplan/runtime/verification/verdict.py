@@ -15,6 +15,7 @@ from pipeplan.documents.text import printable
 from pipeplan.errors import RuntimeMismatchError
 from pipeplan.pipeline import Kind
 from pipeplan.runtime.batches import as_call, mark_rows, select_rows
+from pipeplan.runtime.gathering import STEPPING, gather
 from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.replica_setup import Part, Replica
 from pipeplan.runtime.verification.loss_rows import LossOfRows, spread_rows
@@ -113,9 +114,8 @@ class Verification:
                 self.replica.parts[0].module.forget_rest()
                 self.replica.reducer.begin()
         loss_rows = own[max(own)].loss_rows if own else None
-        everyone: list[Any] = [None] * dist.get_world_size()
         sent = {stage: replace(report, loss_rows=None) for stage, report in own.items()}
-        dist.all_gather_object(everyone, sent)
+        everyone = gather(sent, STEPPING)
         reports = [everyone[rank][stage] for stage, rank in enumerate(self._comparing)]
         found = first_difference(reports, self._rounding, self._comparing)
         if found is not None:
@@ -140,12 +140,11 @@ class Verification:
 
         A program reaches only the layers that its rank holds, such as to freeze BatchNorm.
         """
-        everyone: list[Any] = [None] * dist.get_world_size()
         held = self.replica.held if self.replica is not None else None
         own = (
             take_settings(held.model) if held is not None and self.rank in self._comparing else None
         )
-        dist.all_gather_object(everyone, own)
+        everyone = gather(own, STEPPING)
         if held is None or own is None:
             return
         known = {id(module) for module in held.model.modules()}
@@ -264,8 +263,7 @@ class Verification:
         orders: Sequence[tuple[int, ...]],
     ) -> list[Sample]:
         """Samples of these rows; ranks that were given none get them from those that were."""
-        given: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(given, (batch is not None, targets is not None))
+        given = gather((batch is not None, targets is not None), STEPPING)
         host = torch.device("cpu")
         calls = aims = None
         if batch is not None:
