@@ -70,7 +70,7 @@ class Budget:
 
 BUDGETS = (
     Budget(max_devices=8, num_starts=6, anneal=1.4e6, polish=8e5, num_best=2),
-    Budget(max_devices=16, num_starts=6, anneal=1.2e6, polish=3e6, num_best=2),
+    Budget(max_devices=16, num_starts=6, anneal=6e5, polish=2.2e6, num_best=2),
     Budget(max_devices=64, num_starts=6, anneal=7e6, polish=7e6, num_best=2),
     Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
 )
