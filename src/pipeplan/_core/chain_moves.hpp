@@ -17,6 +17,7 @@ class ChainMoves {
 
     // Changes the plan at random; false if the move is not possible, and the plan then of no use.
     bool make(ChainPlan& plan) {
+        is_far_ = false;
         if (!make_one(plan)) return false;
         if (random_.below(4)) return true;
         ChainPlan twice = plan;  // a move that fails may have changed something
@@ -24,14 +25,19 @@ class ChainMoves {
         return true;
     }
 
+    // Whether the last change was of more than cuts.
+    bool is_far() const { return is_far_; }
+
   private:
     static constexpr int kJoinEvery = 4;
+    static constexpr int kCuts = 42;  // so many moves of a hundred only shift cuts
 
     bool make_one(ChainPlan& plan) {
         const int die = random_.below(100);
         bool done = false;
+        is_far_ |= die >= kCuts;
         if (die < 24) done = shift_cut(plan);
-        else if (die < 42) done = carry_layer(plan);
+        else if (die < kCuts) done = carry_layer(plan);
         else if (die < 52) done = insert_stage(plan);
         else if (die < 59) done = remove_stage(plan);
         else if (die < 66) done = reassign(plan);
@@ -228,6 +234,7 @@ class ChainMoves {
         return true;
     }
 
+    bool is_far_ = false;
     const ChainModel& model_;
     Random& random_;
     const int num_layers_, num_devices_;

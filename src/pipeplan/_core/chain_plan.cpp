@@ -79,62 +79,126 @@ void ChainPlan::number_groups() {
     devices = std::move(new_devices);
 }
 
-bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbatches, Chain& chain) {
-    const Instance& in = model.in;
-    const int P = plan.num_stages(), G = plan.num_groups();
-    if (P < in.limits.min_stages || P > in.limits.max_stages) return false;
-    if (!has(plan.devices[plan.group.front()], in.limits.first_device)) return false;
-    if (!has(plan.devices[plan.group.back()], in.limits.last_device)) return false;
-    chain.num_stages = P, chain.num_groups = G, chain.num_microbatches = num_microbatches;
-    chain.half_duplex = in.half_duplex;
-    chain.group = plan.group;
-    for (auto* values : {&chain.forward_ms, &chain.backward_ms, &chain.weight_ms, &chain.there_ms,
-                         &chain.back_ms, &chain.reduce_ms, &chain.early_ms, &chain.last_part_ms,
-                         &chain.held_bytes, &chain.kept_bytes})
-        values->assign(P, 0.0);
-    chain.num_parts.assign(P, 1);
-    chain.is_split.assign(P, 0);
-    chain.room_bytes.assign(G, kInfinity);
-    std::vector<double> state_bytes(G, 0.0), held_bytes(G, 0.0), rate(G);
-    std::vector<Ring> rings;
-    std::vector<SetShares> shares;
-    std::vector<int> num_positions(G, 0);
-    rings.reserve(G);
+bool ChainCosts::take_groups(const ChainPlan& plan) {
+    const Instance& in = model_.in;
+    const int G = plan.num_groups();
+    rings_.clear(), shares_.clear();
     for (int g = 0; g < G; ++g) {
         const SetLinks links = links_of_set(in, plan.devices[g]);
         if (links.num_devices > in.max_replicas) return false;
-        rings.push_back(make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms));
-        if (!rings.back().connected) return false;
-        shares.push_back(shares_of_set(in, plan.devices[g], links.slowest_speed));
-        rate[g] = shares[g].rate;
+        rings_.push_back(make_ring(in, links.num_devices, links.slowest_bytes_per_ms, links.latency_ms));
+        if (!rings_.back().connected) return false;
+        shares_.push_back(shares_of_set(in, plan.devices[g], links.slowest_speed));
     }
+    return true;
+}
+
+void ChainCosts::take_stage(const ChainPlan& plan, int p) {
+    const Instance& in = model_.in;
+    const int g = plan.group[p], first = plan.first_layer(p), end = plan.end_layer[p];
+    const double rate = shares_[g].rate;
+    ForwardBackward work{rate * in.forward_ms(first, end), rate * in.backward_ms(first, end)};
+    if (in.has_measured()) work = measured_work(in, shares_[g].paces, first, end, false);
+    chain_.forward_ms[p] = work.forward;
+    const double weight = plan.is_split ? rate * model_.cut_ms(plan.devices[g], first, end) : 0;
+    chain_.is_split[p] = weight > 0;
+    chain_.backward_ms[p] = weight > 0 ? rate * model_.input_ms(first, end) : work.backward;
+    chain_.weight_ms[p] = weight;
+    const double parameters = in.parameter_bytes(first, end);
+    if (plan.devices[g].size() > 1) cut_all_reduce(rings_[g], parameters, p, chain_);
+    chain_.held_bytes[p] = in.activation_bytes(first, end);
+    chain_.kept_bytes[p] = weight > 0 ? model_.kept_bytes(first, end) : 0.0;
+    state_bytes_[p] = model_.state_factor(static_cast<int>(plan.devices[g].size())) * parameters;
+}
+
+bool ChainCosts::take_cut(const ChainPlan& plan, int p) {
+    const int g = plan.group[p], h = plan.group[p + 1];
+    if (g == h) return true;
+    ChannelCosts channel;
+    if (!cost_channel(model_.in, plan.end_layer[p], {plan.devices[g]}, {plan.devices[h]}, channel)) return false;
+    chain_.there_ms[p] = channel.there, chain_.back_ms[p] = channel.back;
+    return true;
+}
+
+// Adds up what the group's stages need, always in the order of the chain.
+void ChainCosts::find_room(int g) {
+    double state_bytes = 0.0, held_bytes = 0.0;
+    for (int p = 0; p < chain_.num_stages; ++p) {
+        if (chain_.group[p] != g) continue;
+        state_bytes += state_bytes_[p];
+        held_bytes += chain_.reserved_bytes(p);
+    }
+    chain_.room_bytes[g] = room_of(shares_[g].room, state_bytes);
+    held_bytes_[g] = held_bytes;
+}
+
+double ChainCosts::missing_bytes() const {
+    double missing = 0.0;
+    for (int g = 0; model_.in.has_memory() && g < chain_.num_groups; ++g)
+        missing += std::max(0.0, missing_bytes(g));
+    return missing;
+}
+
+int ChainCosts::fullest() const {
+    int fullest = 0;
+    for (int g = 1; g < chain_.num_groups; ++g)
+        if (missing_bytes(g) > missing_bytes(fullest)) fullest = g;
+    return fullest;
+}
+
+// Whether the plan keeps what does not depend on costs.
+bool ChainCosts::may_be(const ChainPlan& plan) {
+    const PlanLimits& limits = model_.in.limits;
+    const int P = plan.num_stages();
+    if (P < limits.min_stages || P > limits.max_stages) return false;
+    if (!has(plan.devices[plan.group.front()], limits.first_device)) return false;
+    if (!has(plan.devices[plan.group.back()], limits.last_device)) return false;
+    num_positions_.assign(plan.num_groups(), 0);
     for (int p = 0; p < P; ++p) {
-        const int g = plan.group[p], first = plan.first_layer(p), end = plan.end_layer[p];
-        if (end <= first || ++num_positions[g] > model.max_positions) return false;
-        ForwardBackward work{rate[g] * in.forward_ms(first, end), rate[g] * in.backward_ms(first, end)};
-        if (in.has_measured()) work = measured_work(in, shares[g].paces, first, end, false);
-        chain.forward_ms[p] = work.forward;
-        const double weight = plan.is_split ? rate[g] * model.cut_ms(plan.devices[g], first, end) : 0;
-        chain.is_split[p] = weight > 0;
-        chain.backward_ms[p] = weight > 0 ? rate[g] * model.input_ms(first, end) : work.backward;
-        chain.weight_ms[p] = weight;
-        const double parameters = in.parameter_bytes(first, end);
-        if (plan.devices[g].size() > 1) cut_all_reduce(rings[g], parameters, p, chain);
-        chain.held_bytes[p] = in.activation_bytes(first, end);
-        chain.kept_bytes[p] = weight > 0 ? model.kept_bytes(first, end) : 0.0;
-        held_bytes[g] += chain.reserved_bytes(p);
-        state_bytes[g] += model.state_factor(static_cast<int>(plan.devices[g].size())) * parameters;
-        if (p + 1 == P || plan.group[p + 1] == g) continue;
-        ChannelCosts channel;
-        if (!cost_channel(in, end, {plan.devices[g]}, {plan.devices[plan.group[p + 1]]}, channel))
-            return false;
-        chain.there_ms[p] = channel.there, chain.back_ms[p] = channel.back;
+        const bool is_empty = plan.end_layer[p] <= plan.first_layer(p);
+        if (is_empty || ++num_positions_[plan.group[p]] > model_.max_positions) return false;
     }
-    if (!in.has_memory()) return true;
-    for (int g = 0; g < G; ++g) {
-        chain.room_bytes[g] = room_of(shares[g].room, state_bytes[g]);
-        if (!(chain.room_bytes[g] >= held_bytes[g])) return false;
+    return true;
+}
+
+void ChainCosts::clear(const ChainPlan& plan, int num_microbatches) {
+    const int P = plan.num_stages(), G = plan.num_groups();
+    chain_.num_stages = P, chain_.num_groups = G, chain_.num_microbatches = num_microbatches;
+    chain_.half_duplex = model_.in.half_duplex;
+    chain_.group = plan.group;
+    for (auto* values : {&chain_.forward_ms, &chain_.backward_ms, &chain_.weight_ms, &chain_.there_ms,
+                         &chain_.back_ms, &chain_.reduce_ms, &chain_.early_ms, &chain_.last_part_ms,
+                         &chain_.held_bytes, &chain_.kept_bytes, &state_bytes_})
+        values->assign(P, 0.0);
+    chain_.num_parts.assign(P, 1);
+    chain_.is_split.assign(P, 0);
+    chain_.room_bytes.assign(G, kInfinity);
+    held_bytes_.assign(G, 0.0);
+}
+
+bool ChainCosts::take(const ChainPlan& plan, int num_microbatches) {
+    if (!may_be(plan) || !take_groups(plan)) return false;
+    clear(plan, num_microbatches);
+    for (int p = 0; p < plan.num_stages(); ++p) {
+        take_stage(plan, p);
+        if (p + 1 < plan.num_stages() && !take_cut(plan, p)) return false;
     }
+    for (int g = 0; model_.in.has_memory() && g < plan.num_groups(); ++g) find_room(g);
+    return true;
+}
+
+void ChainCosts::shift_cuts(const ChainPlan& plan, int first, int last) {
+    for (int p = first; p <= last; ++p) {
+        take_stage(plan, p);
+        if (p < last) take_cut(plan, p);
+    }
+    for (int p = first; model_.in.has_memory() && p <= last; ++p) find_room(plan.group[p]);
+}
+
+bool cost_chain(const ChainModel& model, const ChainPlan& plan, int num_microbatches, Chain& chain) {
+    ChainCosts costs(model);
+    if (!costs.take(plan, num_microbatches) || !costs.fits()) return false;
+    chain = std::move(costs.chain());
     return true;
 }
 

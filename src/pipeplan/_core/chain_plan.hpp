@@ -4,6 +4,7 @@
 
 #include "chain.hpp"
 #include "instance.hpp"
+#include "plan_costs.hpp"
 
 namespace pipeplan {
 
@@ -50,6 +51,44 @@ struct ChainPlan {
     void join_neighbours();
     // Drops groups without stages, and numbers the others by their first stages.
     void number_groups();
+};
+
+// The costs of plans, one after the other. A cut can be shifted at little cost.
+class ChainCosts {
+  public:
+    explicit ChainCosts(const ChainModel& model) : model_(model) {}
+
+    // Costs a plan with so many microbatches. False if a path is missing, if a group has too many
+    // devices or stages, or if a constraint is broken. Memory may not suffice; see `fits`.
+    bool take(const ChainPlan& plan, int num_microbatches);
+
+    // Costs the plan anew, which has other cuts between these stages than before.
+    void shift_cuts(const ChainPlan& plan, int first, int last);
+
+    // Whether each group has room for one microbatch of all its stages; how much is missing in all, and
+    // the group that lacks the most.
+    bool fits() const { return !(missing_bytes() > 0); }
+    double missing_bytes() const;
+    int fullest() const;
+
+    Chain& chain() { return chain_; }
+
+  private:
+    bool may_be(const ChainPlan& plan);
+    void clear(const ChainPlan& plan, int num_microbatches);
+    bool take_groups(const ChainPlan& plan);
+    void take_stage(const ChainPlan& plan, int p);
+    bool take_cut(const ChainPlan& plan, int p);
+    void find_room(int g);
+    double missing_bytes(int g) const { return held_bytes_[g] - chain_.room_bytes[g]; }
+
+    const ChainModel& model_;
+    Chain chain_;
+    std::vector<Ring> rings_;          // [G]
+    std::vector<SetShares> shares_;    // [G]
+    std::vector<double> held_bytes_;   // [G], by one microbatch in all stages
+    std::vector<double> state_bytes_;  // [P]
+    std::vector<int> num_positions_;   // [G]
 };
 
 // Writes the chain of the plan with so many microbatches. False if a path is missing, if a group has

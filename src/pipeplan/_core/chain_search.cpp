@@ -1,27 +1,44 @@
 // Simulated annealing over groups of devices, chains of stages on them, and cuts.
 //
-// The walk goes by list schedules, two for each candidate: one with the settings of the plan that it
-// comes from, and one with other settings, drawn at random. With many microbatches it schedules fewer
-// and adds the rounds that are left. A cheap bound, times how far above its bound a plan nearby was,
-// rejects most candidates before they are scheduled. The best plans are scheduled in full, and their
-// schedules improved (ChainScheduler::search).
+// A walk that starts on the wrong groups hardly leaves them. So many short walks start on different
+// groups, also on some drawn at random, and a few long ones go on from the best of them. After a move of
+// groups or stages, cuts are shifted until a quick bound falls no more (ChainBalance).
+//
+// The walk goes by list schedules: one with the settings of the plan that the candidate comes from, and at
+// times one with other settings, drawn at random. With many microbatches it schedules fewer and adds the
+// rounds that are left. The bound, times how far above its bound a plan nearby was, rejects most
+// candidates before they are scheduled. The best plans are scheduled in full, and their schedules improved
+// (ChainScheduler::search).
 #include "chain_search.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <utility>
 
+#include "chain_balance.hpp"
 #include "chain_bound.hpp"
+#include "chain_draws.hpp"
 #include "chain_moves.hpp"
 
 namespace pipeplan {
 namespace {
 
-constexpr double kHottest = 0.02, kColdest = 0.0005;
-constexpr double kBlocksPerMove = 40.0;  // what a move and its bound cost, in scheduled blocks
+constexpr double kHottest = 0.01, kMiddle = 0.004, kColdest = 0.0005;
+constexpr int kShortWalks = 3;           // short walks for each start that is asked for,
+constexpr double kShortPart = 0.4;       // and their part of the budget
+constexpr double kLongWalks = 0.5;       // long ones, that go on from the best of them
+constexpr int kDraws = 400, kDrawn = 24; // chains drawn at random, and how many of them are looked at
+constexpr int kStartTries = 40, kMoveTries = 24;  // to balance a start, and a plan after a move
+constexpr double kOtherSettings = 0.3;   // so often a plan that is not better is scheduled again
+constexpr double kLikeNearby = 0.9, kUnlikeNearby = 0.5;  // how far the looseness of a plan nearby counts
+constexpr int kUnlikeEvery = 3;
+constexpr double kBlocksPerMove = 15.0;  // what a move and its bound cost, in scheduled blocks
 constexpr double kBlocksPerLink = 0.1;   // and a look at one link
 constexpr double kBlocksPerStage = 5.0;  // and the costs of one stage
+constexpr double kBlocksPerTry = 4.0;    // and a shift of cuts
 // What a scheduled block costs, by the stages of its group and by the groups.
 // Beside that, keys and arrays of all blocks, also where the schedule ends early.
 constexpr double kSchedule = 0.25;
@@ -36,44 +53,42 @@ constexpr ChainSettings kUsualSettings[] = {{1.7, 3.0, 0.0, 0.0, 0.5}, {3.2, 8.0
                                             {4.5, 0.0, 0.0, 0.0, 0.0}, {4.5, 1.2, 0.0, 0.0, 0.0},
                                             {1.0, 3.0, 1.25, 1.0, 1.0}, {2.0, 1.0, 1.7, 2.0, 0.5}};
 
-// A lower bound in O(stages): each group's first head, its work, and the least that is left after it.
-double quick_bound(const Chain& chain, std::vector<double>& scratch) {
-    const int P = chain.num_stages, G = chain.num_groups;
-    const double M = chain.num_microbatches;
-    scratch.assign(5 * G, 0.0);
-    double* head = scratch.data();
-    double* tail = head + G;
-    double* work = tail + G;
-    double* gradient_work = work + G;
-    double* weight_tail = gradient_work + G;
-    for (int g = 0; g < G; ++g) head[g] = tail[g] = weight_tail[g] = kInfinity;
-    double way = 0.0, back = 0.0, least = 0.0;
-    for (int p = 0; p < P; ++p) {
-        const int g = chain.group[p];
-        if (head[g] == kInfinity) head[g] = way, tail[g] = std::max(back, chain.weight_ms[p] + chain.left_ms(p));
-        weight_tail[g] = std::min(weight_tail[g], chain.is_split[p] ? chain.left_ms(p) : tail[g]);
-        gradient_work[g] += chain.forward_ms[p] + chain.backward_ms[p];
-        work[g] += chain.forward_ms[p] + chain.backward_ms[p] + chain.weight_ms[p];
-        way += chain.forward_ms[p] + chain.there_ms[p];
-        back += chain.backward_ms[p] + chain.back_ms[p];
+// Plans that were scheduled before, and how long they took at least; newer ones take the place of older.
+class KnownTimes {
+  public:
+    void clear() { entries_.assign(kSize, {}); }
+    double& of(const ChainPlan& plan) {
+        std::uint64_t hash = plan.is_split;
+        const auto add = [&](int value) { hash = (hash ^ static_cast<std::uint64_t>(value + 2)) * 0x9e3779b97f4a7c15ULL; };
+        for (const auto& devices : plan.devices) {
+            for (int device : devices) add(device);
+            add(-1);
+        }
+        for (int g : plan.group) add(g);
+        for (int end : plan.end_layer) add(end);
+        Entry& entry = entries_[hash >> (64 - kBits)];
+        if (entry.hash != hash) entry = {hash, 0.0};
+        return entry.ms;
     }
-    least = way + back;
-    for (int g = 0; g < G; ++g) {
-        least = std::max(least, head[g] + M * work[g] + weight_tail[g]);
-        least = std::max(least, head[g] + M * gradient_work[g] + tail[g]);
-    }
-    return least;
-}
+
+  private:
+    static constexpr int kBits = 12, kSize = 1 << kBits;
+    struct Entry {
+        std::uint64_t hash = 0;
+        double ms = 0.0;
+    };
+    std::vector<Entry> entries_;
+};
 
 class ChainSearch {
   public:
-    ChainSearch(const ChainModel& model, std::uint64_t seed, double budget, Control& control)
-        : model_(model), control_(control), random_(seed), budget_(budget), moves_(model, random_) {}
+    ChainSearch(const ChainModel& model, std::uint64_t seed, Control& control)
+        : model_(model), control_(control), random_(seed), moves_(model, random_) {}
 
     // The best plans on the way, the fastest first.
-    std::vector<ChainResult> run(const ChainPlan& start, int num_best) {
+    std::vector<ChainResult> run(const ChainPlan& start, double budget, double hottest, double coldest, int num_best) {
         try {
-            anneal(start);
+            anneal(start, budget, hottest, coldest);
         } catch (const DeadlinePassed&) {
         }
         std::vector<ChainResult> results;
@@ -84,12 +99,32 @@ class ChainSearch {
         return results;
     }
 
-    // The time of a plan under a few settings; infinite if it is not possible.
-    double judge(const ChainPlan& plan) {
-        if (!cost(plan)) return kInfinity;
+    // The time of a plan under a few settings, after so many tries to balance it; infinite if it is not
+    // possible.
+    double judge(ChainPlan& plan, int num_tries) {
+        if (!cost(plan, num_tries)) return kInfinity;
         double least = kInfinity;
         for (const ChainSettings& settings : kUsualSettings) least = std::min(least, schedule(settings, bound_).ms);
         return least;
+    }
+
+    // The best by their bounds of many chains drawn at random along the devices of these plans.
+    std::vector<ChainPlan> draw(const std::vector<ChainPlan>& like) {
+        constexpr std::size_t kMost = 4 * kDrawn;
+        ChainDraws draws(model_, random_);
+        std::multimap<double, ChainPlan> drawn;
+        for (int k = 0; k < kDraws && !control_.check_for_deadline(); ++k) {
+            std::vector<int> order;
+            for (const auto& devices : like[random_.below(std::min(8, static_cast<int>(like.size())))].devices)
+                order.insert(order.end(), devices.begin(), devices.end());
+            ChainPlan plan = draws.draw(order);
+            if (!cost(plan, kStartTries) || (drawn.size() == kMost && bound_ >= drawn.rbegin()->first)) continue;
+            drawn.emplace(bound_, std::move(plan));
+            if (drawn.size() > kMost) drawn.erase(std::prev(drawn.end()));
+        }
+        std::vector<ChainPlan> plans;
+        for (auto& [ms, plan] : drawn) plans.push_back(std::move(plan));
+        return plans;
     }
 
   private:
@@ -98,33 +133,32 @@ class ChainSearch {
         ChainSettings settings;
     };
 
-    void anneal(const ChainPlan& start) {
+    void anneal(const ChainPlan& start, double budget, double hottest, double coldest) {
         ChainPlan current = start, next;
-        if (!cost(current)) return;
+        if (!cost(current, 0)) return;
         Judged judged{kInfinity, 1.0, {}};
         for (const ChainSettings& settings : kUsualSettings) {
             const Judged found = schedule(settings, bound_);
             if (found.ms < judged.ms) judged = found;
         }
         keep(current, judged.ms);
-        double heat = kHottest;
-        for (long step = 0; spent_ < budget_; ++step) {
+        known_.clear();
+        for (long step = 0; spent_ < budget; ++step) {
             if (step % 64 == 0) {
                 control_.check_without_deadline();
                 if (control_.is_late()) return;
             }
-            heat = kHottest * std::pow(kColdest / kHottest, spent_ / budget_);
+            const double heat = hottest * std::pow(coldest / hottest, spent_ / budget);
             spent_ += kBlocksPerMove;
             next = current;
-            if (!moves_.make(next) || !cost(next)) continue;
+            if (!moves_.make(next) || !cost(next, moves_.is_far() ? kMoveTries : 0)) continue;
             const double accept_ms = judged.ms * (1.0 - heat * std::log(random_.unit()));
-            if (bound_ * std::max(1.0, 0.5 + 0.5 * judged.looseness) > accept_ms) continue;
-            Judged found = schedule(judged.settings, bound_, accept_ms);
-            if (found.ms > judged.ms) {
-                const double limit_ms = std::min(found.ms, accept_ms);
-                const Judged other = schedule(near_settings(judged.settings, random_), bound_, limit_ms);
-                if (other.ms < found.ms) found = other;
-            }
+            const double like = random_.below(kUnlikeEvery) ? kLikeNearby : kUnlikeNearby;
+            if (bound_ * std::max(1.0, 1.0 + like * (judged.looseness - 1.0)) > accept_ms) continue;
+            double& known_ms = known_.of(next);
+            if (known_ms > accept_ms) continue;
+            const Judged found = schedule_near(judged, accept_ms);
+            known_ms = std::max(known_ms, std::min(found.ms, accept_ms * (1 + 1e-12)));
             if (found.ms > accept_ms) continue;
             std::swap(current, next);
             judged = found;
@@ -132,8 +166,8 @@ class ChainSearch {
         }
     }
 
-    // Costs the plan with few microbatches; the bound is that of all of them.
-    bool cost(const ChainPlan& plan) {
+    // Costs the plan with few microbatches, after so many tries to balance it; the bound is that of all.
+    bool cost(ChainPlan& plan, int num_tries) {
         const int M = model_.in.num_microbatches;
         const int few = std::min(M, kFewMicrobatches + plan.num_groups());
         double num_links = 0.0;
@@ -144,13 +178,23 @@ class ChainSearch {
         spent_ += kBlocksPerLink * num_links + kBlocksPerStage * plan.num_stages();
         const double positions = static_cast<double>(plan.num_stages()) / plan.num_groups();
         block_cost_ = kBlockBase + kBlockPerPosition * positions + kBlockPerGroup * plan.num_groups();
-        if (!cost_chain(model_, plan, few, chain_)) return false;
+        if (!costs_.take(plan, M)) return false;
+        bound_ = balance_.improve(plan, num_tries, num_tries);
+        spent_ += kBlocksPerTry * num_tries;
+        if (!costs_.fits()) return false;
         rest_ = M - few;
-        chain_.num_microbatches = M;
-        bound_ = quick_bound(chain_, scratch_);
         chain_.num_microbatches = few;
         is_taken_ = false;
         return true;
+    }
+
+    // The candidate's schedule with the settings of the plan that it comes from, or with others.
+    Judged schedule_near(const Judged& from, double accept_ms) {
+        const Judged found = schedule(from.settings, bound_, accept_ms);
+        if (found.ms <= from.ms || random_.unit() >= kOtherSettings) return found;
+        const double limit_ms = std::min(found.ms, accept_ms);
+        const Judged other = schedule(near_settings(from.settings, random_), bound_, limit_ms);
+        return other.ms < found.ms ? other : found;
     }
 
     Judged schedule(const ChainSettings& settings, double bound, double limit_ms = kInfinity) {
@@ -172,13 +216,15 @@ class ChainSearch {
     const ChainModel& model_;
     Control& control_;
     Random random_;
-    const double budget_;
     ChainMoves moves_;
-    Chain chain_;
+    ChainCosts costs_{model_};
+    Chain& chain_ = costs_.chain();
+    QuickBound quick_bound_;
+    ChainBalance balance_{costs_, quick_bound_, random_};
+    KnownTimes known_;
     ChainScheduler scheduler_;
     bool is_taken_ = false;
     double rest_ = 0.0, bound_ = 0.0, spent_ = 0.0, block_cost_ = 1.0;
-    std::vector<double> scratch_;
     std::map<double, ChainPlan> best_;
 };
 
@@ -216,8 +262,7 @@ void keep_best(std::vector<ChainResult>& results, int num_best) {
     results.resize(num_best);
 }
 
-// The first starts, at most two on the same groups; where these are too few, the same again. Each
-// search has its own random numbers.
+// The first starts, at most two on the same groups.
 std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, int num_starts) {
     std::vector<ChainPlan> chosen;
     std::map<std::vector<std::vector<int>>, int> taken;
@@ -227,42 +272,67 @@ std::vector<ChainPlan> different_starts(const std::vector<ChainPlan>& starts, in
         std::sort(groups.begin(), groups.end());
         if (++taken[groups] <= 2) chosen.push_back(start);
     }
-    const std::size_t num_different = chosen.size();
-    for (std::size_t k = 0; num_different && static_cast<int>(chosen.size()) < num_starts; ++k)
-        chosen.push_back(chosen[k % num_different]);
     return chosen;
+}
+
+// Judges plans after so many tries to balance them; those that are not possible are left out.
+std::vector<ChainPlan> rank(const ChainModel& model, std::vector<ChainPlan> plans, int num_tries, Pool& pool,
+                            Control& control) {
+    std::vector<std::pair<double, int>> ranked(plans.size());
+    pool.run(static_cast<int>(plans.size()), [&](int k, int) {
+        const bool is_late = control.check_for_deadline() && k > 0;
+        ranked[k] = {is_late ? kInfinity : ChainSearch(model, 0, control).judge(plans[k], num_tries), k};
+    });
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<ChainPlan> result;
+    for (const auto& [ms, k] : ranked)
+        if (ms < kInfinity) result.push_back(std::move(plans[k]));
+    return result;
+}
+
+// Where walks start: chains drawn at random beside these, all balanced, the best first.
+std::vector<ChainPlan> with_draws(const ChainModel& model, const std::vector<ChainPlan>& starts, std::uint64_t seed,
+                                  Pool& pool, Control& control) {
+    if (starts.empty()) return {};
+    std::vector<ChainPlan> plans = different_starts(ChainSearch(model, seed, control).draw(starts), kDrawn);
+    plans.insert(plans.begin(), starts.begin(), starts.end());
+    return rank(model, std::move(plans), kStartTries, pool, control);
 }
 
 }  // namespace
 
 std::vector<ChainPlan> rank_chains(const ChainModel& model, std::vector<ChainPlan> starts, Pool& pool,
                                    Control& control) {
-    std::vector<std::pair<double, int>> ranked(starts.size());
-    pool.run(static_cast<int>(starts.size()), [&](int k, int) {
-        const bool is_late = control.check_for_deadline() && k > 0;
-        ranked[k] = {is_late ? kInfinity : ChainSearch(model, 0, 0.0, control).judge(starts[k]), k};
-    });
-    std::sort(ranked.begin(), ranked.end());
-    std::vector<ChainPlan> result;
-    for (const auto& [ms, k] : ranked)
-        if (ms < kInfinity) result.push_back(std::move(starts[k]));
-    return result;
+    return rank(model, std::move(starts), 0, pool, control);
 }
 
 std::vector<ChainResult> search_chains(const ChainModel& model, std::vector<ChainPlan> starts,
                                        std::uint64_t seed, const ChainBudget& budget, Pool& pool,
                                        Control& control) {
-    starts = rank_chains(model, std::move(starts), pool, control);
-    const std::vector<ChainPlan> different = different_starts(starts, budget.num_starts);
-    std::vector<std::vector<ChainResult>> found(different.size());
-    pool.run(static_cast<int>(different.size()), [&](int k, int) {
-        ChainSearch search(model, seed * 1000003ULL + k, budget.anneal, control);
-        found[k] = search.run(different[k], 2 * budget.num_best);
-    });
-    std::vector<ChainResult> all;
-    for (auto& each : found)
-        for (ChainResult& result : each) all.push_back(std::move(result));
-    sort_by_time(all);
+    starts = rank(model, std::move(starts), 0, pool, control);
+    const double whole = budget.anneal * budget.num_starts;
+    // Walks from different starts, with this budget in all; what they found, the fastest first.
+    const auto walk = [&](const std::vector<ChainPlan>& from, int most, std::uint64_t first, double part, double hottest,
+                          double coldest) {
+        // Where starts are too few, the same again: each walk has its own random numbers.
+        const std::vector<ChainPlan> different = different_starts(from, most);
+        std::vector<std::vector<ChainResult>> found(different.empty() ? 0 : most);
+        pool.run(static_cast<int>(found.size()), [&](int k, int) {
+            ChainSearch search(model, seed * 1000003ULL + first + k, control);
+            found[k] = search.run(different[k % different.size()], part * whole / most, hottest, coldest,
+                                  2 * budget.num_best);
+        });
+        std::vector<ChainResult> all;
+        for (auto& each : found) std::move(each.begin(), each.end(), std::back_inserter(all));
+        sort_by_time(all);
+        return all;
+    };
+    std::vector<ChainPlan> halfway;
+    const std::vector<ChainPlan> varied = with_draws(model, starts, seed * 31ULL + 7, pool, control);
+    for (auto& each : walk(varied, kShortWalks * budget.num_starts, 0, kShortPart, kHottest, kMiddle))
+        halfway.push_back(std::move(each.plan));
+    const int num_long = std::max(1, static_cast<int>(kLongWalks * budget.num_starts));
+    std::vector<ChainResult> all = walk(halfway, num_long, 500, 1 - kShortPart, kMiddle, kColdest);
     // Regular chains gain most by a better schedule: the walks may have left them for a worse plan.
     const std::size_t num_found = 4 * budget.num_best;
     if (all.size() > num_found) all.resize(num_found);

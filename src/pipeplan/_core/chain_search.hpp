@@ -20,8 +20,8 @@ struct ChainResult {
 };
 
 struct ChainBudget {
-    int num_starts;  // searches
-    double anneal;   // blocks that each search may schedule
+    int num_starts;  // as many walks as this share the budget: more short ones, and fewer long ones
+    double anneal;   // blocks that each of so many may schedule
     double polish;   // and that may be scheduled for each of the best plans
     int num_best;    // plans that are polished and returned, a start beside them
 };

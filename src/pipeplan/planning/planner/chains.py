@@ -1,10 +1,11 @@
 """Plan with several stages a device, and with backwards cut in two.
 
 A group of devices serves one stage or more, in any order along the chain. The search
-(`_core/chain_search.cpp`) anneals over groups, chains and cuts, from regular shapes and from the
-best plan with one stage a device. Each candidate is scheduled by list scheduling under the memory
-that there is. The schedules of the best ones are improved (`_core/chain_schedule.cpp`). Effort is
-spent on rungs (`chain_rungs`), each of which starts from what those below have found.
+(`_core/chain_search.cpp`) anneals over groups, chains and cuts, from regular shapes, from chains
+drawn at random and from the best plan with one stage a device. Each candidate is scheduled by list
+scheduling under the memory that there is. The schedules of the best ones are improved
+(`_core/chain_schedule.cpp`). Effort is spent on rungs (`chain_rungs`), each of which starts from
+what those below have found.
 
 The result is never slower than the plan with one stage a device, nor than published orders on even
 splits that keep the limits. It has one stage a device where more would gain less than a percent.
@@ -65,7 +66,7 @@ class Budget:
     max_devices: int
     num_starts: int
     anneal: float
-    """Blocks that each search may schedule, about 40 nanoseconds each."""
+    """Blocks that may be scheduled for each start, about 40 nanoseconds each."""
     polish: float
     """The same for each of the best plans; more where the schedule is far above its bound."""
     num_best: int
@@ -73,7 +74,7 @@ class Budget:
 
 BUDGETS = (
     Budget(max_devices=8, num_starts=6, anneal=1.4e6, polish=8e5, num_best=2),
-    Budget(max_devices=16, num_starts=6, anneal=1.8e6, polish=2e6, num_best=2),
+    Budget(max_devices=16, num_starts=6, anneal=6e5, polish=2.2e6, num_best=2),
     Budget(max_devices=64, num_starts=6, anneal=7e6, polish=7e6, num_best=2),
     Budget(max_devices=MAX_DEVICES, num_starts=4, anneal=2e7, polish=5e6, num_best=4),
 )
