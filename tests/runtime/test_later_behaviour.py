@@ -109,7 +109,7 @@ def rehearse(model, *inputs):
         outlines.append(outline(value))
     known = Outlines(of_layers={True: outlines, False: outlines}, inputs=shapes_of([inputs[0]], {}))
     stage = cut(model, layout, range(1))
-    rehearsal = Rehearsal(model, layout, stage.held.originals, known)
+    rehearsal = Rehearsal(model, layout, stage.held.standing, known)
     found = []
     for given in inputs:
         try:
@@ -210,7 +210,7 @@ def test_texts_and_numbers_that_a_model_is_given_pass_to_its_layers():
     model.a = TakesTexts()
     layout = lay_out(model, ["a", "b", "c"])
     known = Outlines(of_layers={True: [outline(x)] * 3}, inputs=shapes_of([x], {}))
-    rehearsal = Rehearsal(model, layout, cut(model, layout, range(1)).held.originals, known)
+    rehearsal = Rehearsal(model, layout, cut(model, layout, range(1)).held.standing, known)
     rehearsal.run((x, ["a", "bb"]), {"scale": 1.5})
     rehearsal.run((x, ["ccc", "d"]), {"scale": 2.5})
 

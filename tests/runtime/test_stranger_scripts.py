@@ -51,10 +51,10 @@ class Layer(nn.Module):
 
 
 class Listed(nn.Module):
-    def __init__(self, block=Layer):
+    def __init__(self, block=Layer, num_blocks=3):
         super().__init__()
         self.embed = nn.Linear(W, W)
-        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.blocks = nn.ModuleList(block() for _ in range(num_blocks))
         self.head = nn.Linear(W, W)
 
     def forward(self, x):
@@ -296,6 +296,59 @@ def watched_options(rank):
     return found
 
 
+class Named(nn.Module):
+    """Its own forward calls its layers, which the plan names one by one."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("first", "second", "third", "fourth"):
+            self.add_module(name, Layer())
+
+    def forward(self, x):
+        return self.fourth(self.third(self.second(self.first(x))))
+
+
+class Nested(Listed):
+    """Knows during its forward how deep it is."""
+
+    depth = 0
+
+    def forward(self, x):
+        self.depth += 1
+        try:
+            return super().forward(x)
+        finally:
+            self.depth -= 1
+
+
+class Centred(nn.Module):
+    """A loss that remembers a mean of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(W))
+
+    def forward(self, output, targets):
+        loss = F.mse_loss(output - self.mean, targets)
+        if self.training:
+            self.mean.lerp_(output.detach().mean(0), 0.1)
+        return loss
+
+
+def centred(rank):
+    """The mean after two microbatches; rank 1 has two of the four stages."""
+    torch.manual_seed(1)
+    loss_fn, model = Centred(), nn.Sequential(*(Layer() for _ in range(4)))
+    expected = Centred()
+    with torch.no_grad():
+        for inputs in rows_of(0)[0].chunk(2):
+            expected(model(inputs), inputs)
+    options = {"loss_weight_fn": len}
+    with Pipeline(split_plan(CHAIN), model, loss_fn, sgd, **options) as pipeline:
+        pipeline.step(*rows_of(0))
+    return float((loss_fn.mean - expected.mean).abs().max())
+
+
 def play(rank):
     chain, listed = cut_plan(CHAIN, [0, 2], [1, 1], 2, 4), cut_plan(LIST, [0, 2], [1, 1], 2, 4)
     by_row = {"data": tokens_of, "loss_fn": token_loss}
@@ -307,6 +360,9 @@ def play(rank):
         "flat": train(listed, Flattened, **by_row),
         "scaling": train(chain, scaling),
         "scaling split": train(split_plan(CHAIN), scaling),
+        "named": train(split_plan(["first", "second", "third", "fourth"]), Named),
+        "nested": train(split_plan(LIST[:3] + LIST[4:]), lambda: Nested(num_blocks=2)),
+        "centred": centred(rank),
         "values": other_values(rank),
         "rates": other_rates(rank),
         "wrapped": wrapped(rank),
@@ -321,14 +377,14 @@ EXPECTED = {
     "values": "model: its 'embed.weight' has other values on rank 1 than on rank 0",
     "rates": "for parameter 'embed.weight', lr is 0.2 on rank 1, but 0.1 on rank 0",
     "wrapped": "model: is a DistributedDataParallel, which talks to all ranks by itself",
-    "twice": "optimizer: its step was called outside of the pipeline",
+    "twice": "optimizer: its step() was called outside of pipeline.step",
 }
 
 
 def test_scripts_of_two_ranks():
     all_found = run_ranks(2, play)
     for found in all_found:
-        for name in ("kept", "time", "flat", "scaling", "scaling split"):
+        for name in ("kept", "time", "flat", "scaling", "scaling split", "named", "nested"):
             assert isinstance(found[name], float), (name, found[name])
             assert found[name] < 1e-9, name
         for name, text in EXPECTED.items():
@@ -337,6 +393,7 @@ def test_scripts_of_two_ranks():
         *_, kinds, unknown = found["options"]
         assert "returns SGD on rank 1, but Adam on rank 0" in kinds
         assert not unknown
+    assert all_found[1]["centred"] < 1e-9
     # Two microbatches, and one of each when the pipeline was verified is put back.
     counts = {f"blocks.{i}._extra_state": {"num_calls": 2} for i in range(3)}
     assert all_found[0]["extra"] == counts
@@ -355,6 +412,34 @@ def test_replicas_divide_rows_only():
     for found in run_ranks(3, divide):
         for text in found:
             assert "by dimension 0, so that has to be the rows" in text
+
+
+class CountsWords(Language):
+    """The gradient of a word is divided by how often the microbatch has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, W, scale_grad_by_freq=True)
+
+    def turned(self, x):
+        return x
+
+    def turned_back(self, x, tokens):
+        return x
+
+
+def count_words(rank):
+    torch.manual_seed(1)
+    plan = cut_plan(LIST, [0, 2], [2, 1], 2, 4)
+    with Pipeline(plan, CountsWords(), token_loss, sgd) as pipeline:
+        pipeline.step(*tokens_of(0))
+
+
+def test_replicas_say_that_rows_meet_in_a_gradient(capfd):
+    """Their gradients of all runs lie in the same memory."""
+    run_ranks(3, count_words)
+    said = capfd.readouterr().err
+    assert "rows influence each other in the model: the gradient of 'embed.weight'" in said
 
 
 # ------------------------------------------------------------------------------- in one process

@@ -5,7 +5,7 @@ and must not count again: running means, the vectors of a spectral norm, counter
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,12 @@ class _Saved:
         return found + [
             name
             for name, value in _attributes(self.module).items()
-            if isinstance(value, int | float) and not _are_equal(value, self.attributes.get(name))
+            if isinstance(value, int | float) and not _are_equal(value, self._before(name))
         ]
+
+    def _before(self, name: str) -> Any:
+        """What an attribute was; that of the class, if the module had none of its own."""
+        return self.attributes.get(name, getattr(type(self.module), name, None))
 
     def put_back(self) -> None:
         """Give the module this state."""
@@ -194,9 +198,16 @@ class ModuleState:
         """The modules that have another state now."""
         return [saved.module for saved in self._saved if saved.is_changed()]
 
-    def changed_numbers(self, model: nn.Module) -> list[str]:
-        """By their names in the model: buffers and numbers that have other values now."""
-        prefix_of = {id(module): f"{name}." * bool(name) for name, module in model.named_modules()}
+    def changed_numbers(self, roots: Mapping[str, nn.Module]) -> list[str]:
+        """By their names: buffers and numbers that have other values now.
+
+        `roots` are the modules that hold all others, each with what its names begin with.
+        """
+        prefix_of = {
+            id(module): f"{name}." * bool(name)
+            for prefix, root in roots.items()
+            for name, module in root.named_modules(prefix=prefix)
+        }
         return [
             f"{prefix_of.get(id(saved.module), '')}{name}"
             for saved in self._saved

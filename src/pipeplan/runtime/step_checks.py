@@ -57,16 +57,6 @@ class SameModel:
         self._named = dict(self._modules[0].model.named_parameters()) if self._modules else {}
         self._frozen = {name: p for name, p in self._named.items() if not p.requires_grad}
         self._num_hooks = self._count_hooks()
-        self._num_steps = self._num_own_steps = 0
-        """How often the optimizer has stepped, and how often in the pipeline's steps."""
-        optimizer.register_step_post_hook(self._count_step)
-
-    def _count_step(self, *_: Any) -> None:
-        self._num_steps += 1
-
-    def end_step(self) -> None:
-        """The pipeline's step is over: from now on nobody steps the optimizer."""
-        self._num_own_steps = self._num_steps
 
     def require(self, number: int = 0) -> None:
         """Refuse what has changed; `number` batches came before.
@@ -77,11 +67,6 @@ class SameModel:
         if torch.is_inference_mode_enabled():
             raise RuntimeMismatchError(
                 "step: runs under torch.inference_mode, where nothing is trained; call it outside"
-            )
-        if self._num_steps != self._num_own_steps:
-            raise RuntimeMismatchError(
-                "optimizer: its step was called outside of the pipeline, whose step does that"
-                " already, so the same gradients would count twice; leave out the call"
             )
         if _count_parameters(self._optimizer) != self._num_updated:
             raise RuntimeMismatchError(

@@ -149,7 +149,6 @@ class Steps:
             self._with_doubt(stats), weight, self._sum, applies=update, carried=carried
         )
         loss = self._take_sums(sums)
-        self._same_model.end_step()
         self._recheck(batch, targets, number)
         self._transport.synchronize()
         self.iteration_ms = (time.perf_counter() - self.start_s) * 1e3

@@ -161,7 +161,6 @@ class Pipeline(SavedTraining):
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
             options = find_options(model, loss_fn, optimizer_fn, groups)
-            require_same_options(options)
             self._set_up_stage(model, settings)
             self._set_up_training(
                 optimizer_fn, groups, options, settings, compares_batches=compare_batches
@@ -217,6 +216,7 @@ class Pipeline(SavedTraining):
         compares_batches: bool,
     ) -> None:
         """Make the optimizer, and what comes before the first step and after each one."""
+        require_same_options(options)
         replica, first = self._replica, self.first_name_of
         named = {first[name]: p for name, p in (replica.named if replica else {}).items()}
         shards = find_shards(self.plan, replica, first)

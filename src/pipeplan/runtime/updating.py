@@ -241,8 +241,10 @@ class Updater:
     def _step(self) -> None:
         if self.optimizer is not None:
             self._is_stepping = True
-            self.optimizer.step()
-            self._is_stepping = False
+            try:
+                self.optimizer.step()
+            finally:
+                self._is_stepping = False
         if self._shards is not None:
             self._shards.give_new_values()
 

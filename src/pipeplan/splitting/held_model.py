@@ -143,10 +143,11 @@ class HeldModel:
         self._attached[name] = (module, owner)
         self.model.add_module(name, module)
 
-    @property
-    def originals(self) -> StandIns:
-        """By name, the modules that stand-ins have taken the place of."""
-        return self._originals
+    def standing(self, name: str) -> list[nn.Module]:
+        """All modules that stand at a place of the model, now or while a stage runs."""
+        found = [self.model.get_submodule(name), self._originals.get(name)]
+        found += [stand_ins.get(name) for stand_ins in self._stand_ins]
+        return list({id(module): module for module in found if module is not None}.values())
 
     def is_common(self, name: str) -> bool:
         """Whether a tensor or attribute of this name belongs to code that every stage runs."""

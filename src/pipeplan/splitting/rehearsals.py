@@ -105,10 +105,10 @@ class Rehearsal:
         self,
         model: nn.Module,
         layout: Layout,
-        originals: Mapping[str, nn.Module],
+        standing: Callable[[str], Iterable[nn.Module]],
         outlines: Outlines,
     ) -> None:
-        """`originals` are modules of other ranks by name, which have stand-ins in the model."""
+        """`standing` gives all modules of a name: layers, and their stand-ins in some stages."""
         self._model, self._layout, self._outlines = model, layout, outlines
         self._is_off = False
         self._inputs: dict[int, tuple[int, torch.Tensor]] = {}
@@ -127,8 +127,7 @@ class Rehearsal:
         atoms_of: dict[int, list[int]] = {}
         modules: dict[int, nn.Module] = {}
         for atom, name in enumerate(layout.atoms):
-            for module in {model.get_submodule(name), originals.get(name)} - {None}:
-                assert module is not None  # for types
+            for module in standing(name):
                 modules[id(module)] = module
                 atoms_of.setdefault(id(module), []).append(atom)
         self._calls: list[tuple[nn.Module, Callable[..., Any] | None]] = [

@@ -71,7 +71,7 @@ def _outlines_of(
 
 def _rehearse(stage: StageCalls, sample: Sample, outlines: Outlines) -> str | None:
     module, state = stage.module, stage.state()
-    rehearsal = Rehearsal(module.model, module.layout, module.held.originals, outlines)
+    rehearsal = Rehearsal(module.model, module.layout, module.held.standing, outlines)
     rehearsal.has_told = True  # the one of training will say it
     try:
         rehearsal.run(*sample.copied().call)

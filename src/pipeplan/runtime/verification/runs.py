@@ -138,7 +138,11 @@ def gradients_of_whole(
             total, _ = _whole_loss(stage, sample.copied(), share, num_rows)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    # Copies: with replicas, gradients of all runs lie in the same memory.
+    found = {
+        name: None if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
     _clear(stage.modules())
     return found
 

@@ -25,6 +25,7 @@ from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.code_state import KeptState
 from pipeplan.runtime.extra_losses import collect_losses
 from pipeplan.runtime.module_state import ModuleState
+from pipeplan.runtime.parameters import LOSS_NAME
 from pipeplan.runtime.placement import name_stages
 from pipeplan.runtime.verification.chain_code import look_at_chain
 from pipeplan.runtime.verification.differences import (
@@ -183,7 +184,7 @@ def _find_common(stage: StageCalls, whole: Result) -> Difference | None:
     if len(stage.own_stages) < 2:
         return None
     for name in whole.remembers:
-        if stage.module.held.is_common(name):
+        if stage.module.held.is_common(name) and not name.startswith(f"{LOSS_NAME}."):
             return _in_forward(
                 f"model: {printable(name)!r} changes in each forward, outside of the layers, and a"
                 f" rank with several stages ({name_stages(sorted(stage.own_stages))}) runs that for"
@@ -207,14 +208,16 @@ def _run_whole_model(
     stage: StageCalls, samples: Sequence[Sample], state: KeptState
 ) -> dict[bool, Result]:
     """The whole model's results in training and in evaluation; it has its `state` afterwards."""
-    variables = stage.variables()
+    variables, loss = stage.variables(), stage.loss.loss_fn
     with stage.module.whole() as model:
         try:
             results = {}
             for trains in (True, False):
                 before = read_leaves(variables)
                 results[trains] = run_whole(stage, samples, trains=trains)
-                results[trains].remembers = state.of_modules.changed_numbers(model)
+                results[trains].remembers = state.of_modules.changed_numbers(
+                    {LOSS_NAME: loss, "": model} if isinstance(loss, nn.Module) else {"": model}
+                )
                 results[trains].keeps_state = state.of_modules.have_objects_changed() or bool(
                     state.of_code.changed()
                 )

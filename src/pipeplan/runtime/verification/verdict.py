@@ -162,8 +162,8 @@ class Verification:
         for part in self.replica.parts if self.replica is not None else ():
             module = part.module
             if module.is_first and outlines is not None:
-                originals = module.held.originals
-                module.rehearsal = Rehearsal(module.model, module.layout, originals, outlines)
+                standing = module.held.standing
+                module.rehearsal = Rehearsal(module.model, module.layout, standing, outlines)
 
     def _make_recheck(self, reports: list[Report]) -> Recheck:
         parts = self.replica.parts if self.replica is not None else ()
