@@ -229,7 +229,7 @@ def test_equal_replicas_keep_one_stage_a_device(tmp_path, capfd):
 
 def test_whole_backwards_are_tried_where_cut_ones_keep_too_much():
     layers = [
-        replace(layer, weight_grad_bytes=4 * layer.activation_bytes)
+        replace(layer, weight_grad_bytes=40 * layer.activation_bytes)
         for layer in zoo.model("bert-large").layers
     ]
     model = replace(zoo.model("bert-large"), layers=tuple(layers))
@@ -237,7 +237,8 @@ def test_whole_backwards_are_tried_where_cut_ones_keep_too_much():
     cluster = expand_hosts("small", hosts, between_hosts_gb_per_s=3)
     found, whole = (plan(model, cluster, 8, split_backward=cut) for cut in (None, False))
     assert whole.uses_families
-    # The search without cut ones spends all its effort on whole ones, and may find a little more.
+    # With cut backwards no chain fits: with these alone it is the plan with one stage a device, at
+    # 1.29 times. The search without cut ones spends all its effort on whole ones, and may find more.
     assert found.iteration_ms <= whole.iteration_ms * 1.02
 
 
