@@ -9,7 +9,7 @@ from pipeplan.runtime.loss_terms import LossTerms
 from pipeplan.runtime.optimizer_trials import OptimizerTrials
 from pipeplan.runtime.optimizers import require_no_mixing
 from pipeplan.runtime.replica_setup import Replica
-from pipeplan.splitting.torch_private import count_hooks, count_step_hooks
+from pipeplan.splitting.torch_private import count_hooks, count_step_hooks, watch_steps
 
 __all__ = ["SameModel", "require_inputs", "require_no_autocast"]
 
@@ -59,7 +59,7 @@ class SameModel:
         self._num_hooks = self._count_hooks()
         self._num_steps = self._num_own_steps = 0
         """How often the optimizer has stepped, and how often in the pipeline's steps."""
-        optimizer.register_step_post_hook(self._count_step)
+        watch_steps(optimizer, self._count_step)
 
     def _count_step(self, *_: Any) -> None:
         self._num_steps += 1
