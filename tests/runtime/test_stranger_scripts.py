@@ -14,7 +14,9 @@ from pipeplan.runtime import Pipeline, RuntimeMismatchError  # noqa: E402
 from pipeplan.runtime.exchange.contents import describe  # noqa: E402
 from pipeplan.runtime.exchange.packing import find_packing  # noqa: E402
 from pipeplan.runtime.model_checks import require_whole  # noqa: E402
+from pipeplan.runtime.optimizer_trials import OptimizerTrials  # noqa: E402
 from pipeplan.runtime.settings_agreement import OptionWatch, require_same_options  # noqa: E402
+from pipeplan.runtime.step_checks import SameModel  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
@@ -476,6 +478,52 @@ def test_a_cut_model_that_somebody_else_calls_says_so(kind, start):
         model(torch.randn(2, W))
     layer = model[start] if kind == "chain" else model.blocks[start]
     assert layer(torch.randn(2, W)).shape == (2, W)  # its own layers are whole
+
+
+class Mixing(torch.optim.SGD):
+    """Steps by a norm over all parameters."""
+
+    def step(self, closure=None):
+        found = [each for group in self.param_groups for each in group["params"]]
+        torch.nn.utils.clip_grad_norm_(found, 0.1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, Mixing])
+def test_an_optimizer_may_have_a_group_for_each_parameter(kind):
+    """The options of the groups differ; that is no mixing."""
+
+    def make(parameters):
+        groups = [{"params": [each], "lr": 0.01 * (1 + each.ndim)} for each in parameters]
+        return kind(groups)
+
+    optimizer = make([nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))])
+    assert OptimizerTrials(make).find_mixing(optimizer) == (kind is Mixing)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Leaves out what torch's own class sets up, as many published wrappers do."""
+
+    def __init__(self, inner):
+        self.inner, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_may_wrap_another_one():
+    parameter = nn.Parameter(torch.ones(2))
+    same_model = SameModel(None, Wrapper(sgd([parameter])))
+    same_model.require()
+    own = sgd([parameter])
+    same_model = SameModel(None, own)
+    own.step()
+    same_model.end_step()
+    same_model.require()
+    own.step()
+    with pytest.raises(RuntimeMismatchError, match="its step was called outside"):
+        same_model.require()
 
 
 class Paired(Layer):

@@ -221,10 +221,14 @@ def scene_loaded_checkpoints(rank):
 
 
 def scene_unequal_builds(rank):
-    """Ranks that draw other weights train one model all the same."""
-    torch.manual_seed(100 + rank)
+    """Ranks that draw other weights are refused; else they train one model all the same."""
     plan = cut_plan(LIST, [0, 2], [2, 2], 2, 4)
-    with Pipeline(plan, TinyLanguageModel(tied=True), token_loss, sgd) as pipeline:
+    with torch.random.fork_rng():
+        torch.manual_seed(100 + rank)
+        model = TinyLanguageModel(tied=True)
+    with pytest.raises(RuntimeMismatchError, match="has other values on rank 1"):
+        Pipeline(plan, model, token_loss, sgd)
+    with Pipeline(plan, model, token_loss, sgd, verify="off") as pipeline:
         assert pipeline.step(*make_tokens()[0]) > 0
 
 

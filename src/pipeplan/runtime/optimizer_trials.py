@@ -47,11 +47,22 @@ class _Trial:
             self.optimizer.step()
         return [p.detach() - _first_values(p.shape) for p in self.parameters]
 
-    def take_over(self, numbers: "_Numbers") -> None:
-        """Continue from the numbers of another optimizer of this kind."""
+    def place_of(self, index: int) -> int | None:
+        """The group that a parameter is in; None if the optimizer leaves it out."""
+        wanted = id(self.parameters[index])
+        found = enumerate(self.optimizer.param_groups)
+        return next((p for p, group in found if wanted in map(id, group["params"])), None)
+
+    def take_over(self, numbers: "_Numbers", place: int | None = None) -> None:
+        """Continue from the numbers of another optimizer of this kind.
+
+        Its group at `place` is that of this trial's only parameter: there may be one for each.
+        """
         _put(vars(self.optimizer), numbers.own)
-        for group, found in zip(self.optimizer.param_groups, numbers.of_groups, strict=False):
-            _put(group, found)
+        for index, group in enumerate(self.optimizer.param_groups):
+            source = index if place is None or not group["params"] else place
+            if source < len(numbers.of_groups):
+                _put(group, numbers.of_groups[source])
         for state in self.optimizer.state.values():
             _put(state, numbers.of_states)
 
@@ -89,8 +100,10 @@ class OptimizerTrials:
             try:
                 if now is not None:
                     numbers = _Numbers.of(now)
-                    for trial in (*self._together, *self._alone):
+                    for trial in self._together:
                         trial.take_over(numbers)
+                    for index, trial in enumerate(self._alone):
+                        trial.take_over(numbers, self._together[0].place_of(index))
                 together, again = (trial.step(seed) for seed, trial in enumerate(self._together))
                 alone = [trial.step(0)[0] for trial in self._alone]
             except Exception:

@@ -99,15 +99,16 @@ def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
 
 
 def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
-    """Refuse a model with other values on some ranks; all ranks have to call it.
+    """Refuse a model with other parameters on some ranks; all ranks have to call it.
+
+    Buffers may be memory that nobody has filled yet.
 
     Raises:
-        RuntimeMismatchError: on every rank, it names the parameter or the buffer.
+        RuntimeMismatchError: on every rank, it names the parameter.
     """
-    found = model.state_dict()
+    tensors = {name: each.detach() for name, each in model.named_parameters()}
     if isinstance(loss_fn, nn.Module):
-        found = {**found, **loss_fn.state_dict(prefix="loss_fn.")}
-    tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+        tensors |= {name: each.detach() for name, each in loss_fn.named_parameters("loss_fn")}
     marks = gather(fingerprint(tuple(tensors.values()), 0), MAKING)
     if len(set(marks)) == 1:
         return

@@ -20,7 +20,7 @@ from pipeplan.runtime.exchange.rank_tree import NumberSum
 from pipeplan.runtime.optimizer_shards import OptimizerShards
 from pipeplan.runtime.replica_setup import Replica
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.splitting.torch_private import count_changes
+from pipeplan.splitting.torch_private import count_changes, watch_steps
 
 __all__ = ["NUM_ADDED", "OnNan", "Updater"]
 
@@ -74,7 +74,7 @@ class Updater:
     ) -> None:
         """Work for this rank; its replica is None if the plan does not use it."""
         self.optimizer, self._shards = optimizer, shards
-        optimizer.register_step_pre_hook(self._require_own_step)
+        watch_steps(optimizer, self._require_own_step)
         if replica is not None:
             self.parameters = replica.parameters
             self.norm_parameters = replica.norm_parameters

@@ -43,6 +43,7 @@ __all__ = [
     "run_backward",
     "saves_tensors",
     "storage_key",
+    "watch_steps",
     "without_fake_log",
     "without_torch_log",
 ]
@@ -105,7 +106,16 @@ def count_hooks(tensor: torch.Tensor) -> int:
 
 def count_step_hooks(optimizer: torch.optim.Optimizer) -> int:
     """How many hooks an optimizer calls before it steps."""
-    return len(optimizer._optimizer_step_pre_hooks)
+    return len(getattr(optimizer, "_optimizer_step_pre_hooks", ()))
+
+
+def watch_steps(optimizer: torch.optim.Optimizer, hook: Any) -> None:
+    """Call a hook in front of each step.
+
+    Optimizers that wrap another one may leave out torch's own set-up. They have no hooks.
+    """
+    if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        optimizer.register_step_pre_hook(hook)
 
 
 def call_hooks(module: nn.Module) -> tuple[Any, ...]:
