@@ -15,8 +15,10 @@ from pipeplan.runtime.exchange.contents import describe  # noqa: E402
 from pipeplan.runtime.exchange.packing import find_packing  # noqa: E402
 from pipeplan.runtime.model_checks import require_whole  # noqa: E402
 from pipeplan.runtime.optimizer_trials import OptimizerTrials  # noqa: E402
+from pipeplan.runtime.scaling import LossScaler  # noqa: E402
 from pipeplan.runtime.settings_agreement import OptionWatch, require_same_options  # noqa: E402
 from pipeplan.runtime.step_checks import SameModel  # noqa: E402
+from pipeplan.runtime.updating import Updater  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
@@ -257,8 +259,7 @@ def stepped_twice(rank):
     with begin(Listed())() as pipeline:
         pipeline.optimizer.zero_grad()
         pipeline.step(*rows_of(0))
-        pipeline.optimizer.step()
-        return refused(lambda: pipeline.step(*rows_of(1)))
+        return refused(pipeline.optimizer.step)
 
 
 def extra_state(rank):
@@ -516,14 +517,12 @@ def test_an_optimizer_may_wrap_another_one():
     parameter = nn.Parameter(torch.ones(2))
     same_model = SameModel(None, Wrapper(sgd([parameter])))
     same_model.require()
+    updater = Updater(LossScaler(None), None, "report")
+    updater.take_up(Wrapper(sgd([parameter])), None)
     own = sgd([parameter])
-    same_model = SameModel(None, own)
-    own.step()
-    same_model.end_step()
-    same_model.require()
-    own.step()
-    with pytest.raises(RuntimeMismatchError, match="its step was called outside"):
-        same_model.require()
+    updater.take_up(own, None)
+    with pytest.raises(RuntimeMismatchError, match=r"its step\(\) was called outside"):
+        own.step()
 
 
 class Paired(Layer):
