@@ -517,7 +517,7 @@ def test_an_optimizer_may_wrap_another_one():
     parameter = nn.Parameter(torch.ones(2))
     same_model = SameModel(None, Wrapper(sgd([parameter])))
     same_model.require()
-    updater = Updater(LossScaler(), None, "report")
+    updater = Updater(LossScaler(enabled=False), None, "report")
     updater.take_up(Wrapper(sgd([parameter])), None)
     own = sgd([parameter])
     updater.take_up(own, None)
