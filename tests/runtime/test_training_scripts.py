@@ -364,7 +364,7 @@ def scene_statistics_of_the_first_replica(rank):
                 assert torch.equal(value, everyone[1][name]), name
     output = Path(saved) / "model.safetensors"
     share_from_first(lambda: export_checkpoint(Path(saved), output).num_tensors)
-    torch.manual_seed(99)  # other values than those of the file
+    torch.manual_seed(rank)
     fresh = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
     with Pipeline(plan, fresh, mlp_loss, adamw) as again:
         again.load_weights(output)

@@ -42,7 +42,11 @@ from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import make_scaler
-from pipeplan.runtime.settings_agreement import require_same_options, require_same_settings
+from pipeplan.runtime.settings_agreement import (
+    find_other_values,
+    require_same_options,
+    require_same_settings,
+)
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -190,6 +194,8 @@ class Pipeline(SavedTraining):
 
     def _set_up_stage(self, model: nn.Module, settings: ReplicaSettings) -> None:
         """Cut this rank's stage out of the model, and connect it with its neighbours."""
+        if settings.verifies:
+            self._other_values = find_other_values(model, settings.loss.loss_fn)
         placement = self._placement
         self._transport = self._make_transport()
         self.first_name_of = first_names(model, find_loss_module(model, settings.loss.loss_fn))
@@ -284,6 +290,7 @@ class Pipeline(SavedTraining):
         """Run something that all ranks take part in; an error of one rank ends all."""
         device = self._transport.device
         with in_step(self._watchdog, name), keeping_random_state(device):
+            self._require_same_values()
             loss = run()
         self.metrics = self._steps.metrics
         return loss
