@@ -25,24 +25,10 @@ from pipeplan.splitting import cut, lay_out  # noqa: E402
 from pipeplan.splitting.rehearsals import Outlines, Rehearsal, outline, shapes_of  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
+from runtime.small_layers import Layer, W, rows_of  # noqa: E402
 from runtime.workers import Ranks  # noqa: E402
 
-W = 6
 NAMES = list("0123")
-
-
-def rows_of(step, rows=8):
-    generator = torch.Generator().manual_seed(100 + step)
-    return torch.randn(rows, W, generator=generator), torch.randn(rows, W, generator=generator)
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-
-    def forward(self, x):
-        return torch.tanh(self.linear(x))
 
 
 # ------------------------------------------------------------------ rehearsals of a chain's forward

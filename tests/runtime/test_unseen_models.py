@@ -18,35 +18,15 @@ from pipeplan.runtime.verification.row_division import row_orders  # noqa: E402
 from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
+from runtime.small_layers import Layer, W, rows_of, tokens_of  # noqa: E402
 from runtime.workers import run_ranks  # noqa: E402
 
-W = 6
 CHAIN = list("0123")
 LIST = ["before", "blocks.0", "blocks.1", "blocks.2", "behind"]
 
 
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
-
-
-def rows_of(step, rows=8):
-    generator = torch.Generator().manual_seed(100 + step)
-    return torch.randn(rows, W, generator=generator), torch.randn(rows, W, generator=generator)
-
-
-def tokens_of(step, rows=8, length=6):
-    generator = torch.Generator().manual_seed(100 + step)
-    tokens = torch.randint(11, (rows, length), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-
-    def forward(self, x):
-        return torch.tanh(self.linear(x))
 
 
 class Listed(nn.Module):
