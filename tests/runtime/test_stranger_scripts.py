@@ -1,6 +1,7 @@
 """Scripts and models that nobody had thought of: they are right, or refused in one line."""
 
 import copy
+import tempfile
 
 import pytest
 
@@ -21,7 +22,7 @@ from pipeplan.splitting import cut, lay_out  # noqa: E402
 from runtime.judging import Subject, find_refusal  # noqa: E402
 from runtime.samples import cut_plan  # noqa: E402
 from runtime.test_unseen_models import split_plan  # noqa: E402
-from runtime.workers import run_ranks  # noqa: E402
+from runtime.workers import run_ranks, share_from_first  # noqa: E402
 
 W = 6
 CHAIN = list("0123")
@@ -232,13 +233,24 @@ def begin(model, optimizer_fn=sgd):
 
 
 def other_values(rank):
-    """Only rank 0 has loaded a file."""
+    """Only rank 0 has loaded a file. If the pipeline loads one, that is right."""
     torch.manual_seed(1)
     model = Listed()
     if rank == 0:
         torch.manual_seed(2)
         model.load_state_dict(Listed().state_dict())
-    return refused(begin(model))
+    said, folder = [], share_from_first(tempfile.mkdtemp)
+    for loads in (False, True):
+        pipeline = begin(copy.deepcopy(model))()
+        if loads:
+            pipeline.load(folder)
+        else:
+            pipeline.save(folder)
+        said.append(refused(lambda pipeline=pipeline: pipeline.step(*rows_of(0))))
+        dist.barrier()
+        pipeline.close()
+    assert not said[1]
+    return said[0]
 
 
 def other_rates(rank):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from pipeplan.errors import RuntimeMismatchError
 from pipeplan.runtime.checkpoints.descriptions import Progress
 from pipeplan.runtime.checkpoints.saving import TrainingState
 from pipeplan.runtime.exchange.transports import Transport
@@ -37,6 +38,8 @@ class SavedTraining:
     _transport: Transport
     _updater: Updater
     _watchdog: Watchdog
+    _other_values: str | None = None
+    """Why the model must not be trained, unless its values are loaded."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -129,6 +132,7 @@ class SavedTraining:
             progress = self._keeper.load(Path(path), trust=trust)
         if progress is None:
             return False
+        self._other_values = None
         self._updater.reset()
         if progress.seed not in (None, self._seed) and dist.get_rank() == 0:
             warnings.warn(
@@ -145,6 +149,14 @@ class SavedTraining:
         """Take the model's values from safetensors files; `cast` permits other float types."""
         with in_collective(self._watchdog, "load_weights"):
             self._keeper.load_weights([Path(path) for path in paths], cast=cast)
+        self._other_values = None
+
+    def _require_same_values(self) -> None:
+        """Refuse to train a model that ranks have built with other values."""
+        if self._other_values is not None:
+            error = RuntimeMismatchError(self._other_values)
+            self._watchdog.report(error, is_mismatch=True)  # all ranks raise it
+            raise error
 
     @property
     def loaded_state(self) -> dict[str, Any]:

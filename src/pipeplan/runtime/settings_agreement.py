@@ -3,6 +3,7 @@
 A rank that clips alone, or plans for itself, would train another model than the others. So texts of
 these settings are compared when the pipeline is made, and so are the model's values: each stage is
 trained from those of its own rank, so a model that was loaded on one rank only would be a mixture.
+A checkpoint may still replace them, so they are refused in the first step.
 What the optimizer does with each parameter is compared, too. Later the options of its groups are
 compared in every step: a scheduler that steps on one rank only gives its stage a rate of its own.
 """
@@ -26,7 +27,13 @@ from pipeplan.runtime.optimizers import Options
 from pipeplan.runtime.replica_setup import ReplicaSettings
 from pipeplan.runtime.verification.digests import are_alike, digest
 
-__all__ = ["OptionWatch", "gather_if_unlike", "require_same_options", "require_same_settings"]
+__all__ = [
+    "OptionWatch",
+    "find_other_values",
+    "gather_if_unlike",
+    "require_same_options",
+    "require_same_settings",
+]
 
 ROUNDING = 1e-5
 """What values that were computed alike may differ by on other hardware."""
@@ -67,8 +74,6 @@ def require_same_settings(
                     " rank 0; make the pipeline in the same way on every rank"
                 )
     _require_same_parameters(model, settings.loss.loss_fn)
-    if settings.verifies:
-        _require_same_values(model, settings.loss.loss_fn)
 
 
 def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
@@ -99,13 +104,11 @@ def _require_same_parameters(model: nn.Module, loss_fn: Any) -> None:
                 )
 
 
-def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
-    """Refuse a model with other parameters on some ranks; all ranks have to call it.
+def find_other_values(model: nn.Module, loss_fn: Any) -> str | None:
+    """Why the model must not be trained as it is: its parameters have other values on some ranks.
 
-    Buffers may be memory that nobody has filled yet.
-
-    Raises:
-        RuntimeMismatchError: on every rank, it names the parameter.
+    The line is the same on all ranks, and all have to call it. Buffers may be memory that nobody
+    has filled yet.
     """
     tensors = {name: each.detach() for name, each in model.named_parameters()}
     if isinstance(loss_fn, nn.Module):
@@ -113,18 +116,19 @@ def _require_same_values(model: nn.Module, loss_fn: Any) -> None:
     marks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(marks, fingerprint(tuple(tensors.values()), 0))
     if len(set(marks)) == 1:
-        return
+        return None
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {name: digest(each) for name, each in tensors.items()})
     for rank, other in enumerate(everyone):
         for name, numbers in everyone[0].items():
             if not are_alike((numbers, other.get(name)), ROUNDING):
-                raise RuntimeMismatchError(
+                return (
                     f"model: its {printable(name)!r} has other values on rank {rank} than on rank"
                     " 0, and each rank trains its own layers; call torch.manual_seed with the same"
                     " number on all ranks before you build the model, and load the same file on all"
                     ' of them (verify="off" leaves this comparison out)'
                 )
+    return None
 
 
 def gather_if_unlike(own: Any) -> list[Any]:

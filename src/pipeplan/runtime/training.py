@@ -42,7 +42,11 @@ from pipeplan.runtime.replanning import OnReplan, Replanning
 from pipeplan.runtime.replica_setup import ReplicaSettings, set_up_replica
 from pipeplan.runtime.saved_training import SavedTraining, SchedulerFn
 from pipeplan.runtime.scaling import LossScaler
-from pipeplan.runtime.settings_agreement import require_same_options, require_same_settings
+from pipeplan.runtime.settings_agreement import (
+    find_other_values,
+    require_same_options,
+    require_same_settings,
+)
 from pipeplan.runtime.step_results import StepResult, make_result
 from pipeplan.runtime.steps import Steps
 from pipeplan.runtime.streams import set_cuda_device
@@ -157,6 +161,8 @@ class Pipeline(SavedTraining):
             more = {"clip_norm": clip_norm, "on_nan": on_nan, "replan_after": replan_after}
             made = {"scheduler_fn": scheduler_fn, "param_groups_fn": param_groups_fn}
             require_same_settings(self.plan, model, settings, more, made)
+            if settings.verifies:
+                self._other_values = find_other_values(model, loss_fn)
             self._code = agree_on_code(model, self._loss, self.rank)
             self._take_place(device_name, real_hosts)
             groups = plan_groups(model, loss_fn, param_groups_fn)
@@ -284,6 +290,7 @@ class Pipeline(SavedTraining):
         """Run something that all ranks take part in; an error of one rank ends all."""
         device = self._transport.device
         with in_step(self._watchdog, name), keeping_random_state(device):
+            self._require_same_values()
             loss = run()
         self.metrics = self._steps.metrics
         return loss
